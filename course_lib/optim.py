@@ -1,0 +1,62 @@
+"""AdamW with decay on matrices only, warm-up and cosine through a torch LR scheduler, and clipping by the global norm."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from course_lib.config import OptimConfig
+
+__all__ = ["clip_by_global_norm", "lr_at", "make_optimizer", "make_scheduler", "param_groups"]
+
+
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups of the trainable parameters: two or more dimensions (decayed), fewer (norm gains, biases: not decayed)."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig, device: str = "cpu") -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); fused: one kernel instead of a Python loop over parameters."""
+    groups = param_groups(model, config.weight_decay)
+    fused = torch.device(device).type in ("cpu", "cuda", "mps")
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def lr_at(step: int, config: OptimConfig, steps: int) -> float:
+    """Learning rate of `step` (0-based): a straight rise over the warm-up, then half a cosine down to lr x min_lr_ratio."""
+    return config.lr * _factor(step, config, steps)
+
+
+def _factor(step: int, config: OptimConfig, steps: int) -> float:
+    warmup = config.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))  # 0 at the end of the warm-up, 1 at the last step
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, config: OptimConfig, steps: int) -> LambdaLR:
+    """The torch scheduler that follows `lr_at`; its state belongs in a checkpoint."""
+    return LambdaLR(optimizer, lambda step: _factor(step, config, steps))
+
+
+@torch.no_grad()
+def clip_by_global_norm(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
+    """Scale all gradients by one factor so that their joint norm is at most `max_norm`; None only measures.
+
+    Returns the norm before clipping, a 0-d tensor that stays on its device (no wait for it).
+    """
+    gradients = [p.grad for p in params if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if max_norm is not None:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)
+    return norm
