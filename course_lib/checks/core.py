@@ -1,0 +1,319 @@
+"""The parts of a check: `cases` makes the inputs, `run` is the only place where learner code runs, `judge` decides.
+
+In a notebook the three run in a row, and `check("unequal-tokens", accumulate)` prints one line or raises `CheckFailed`
+with one line. In grading (`COURSE_GRADE_DIR` is set) what `run` returned also leaves the kernel as data, and the grader
+calls `judge_record` in a process of its own, on cases that it made itself. In both, `judge` sees what went through
+`pack` and `unpack`.
+"""
+
+import copy
+import os
+import random
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from course_lib.checks.forbidden import forbidden_in_answer, forbidden_in_source
+from course_lib.checks.packing import MAX_BYTES, PackError, pack, read_packed, unpack, write_packed
+
+__all__ = [
+    "MAX_BYTES",
+    "Case",
+    "Check",
+    "CheckFailed",
+    "Exercise",
+    "Outcome",
+    "PackError",
+    "Wrong",
+    "evaluate",
+    "forbidden_in_answer",
+    "forbidden_in_source",
+    "judge_record",
+    "make_check",
+    "pack",
+    "read_packed",
+    "unpack",
+    "variant_rng",
+    "write_packed",
+]
+
+Case = dict[str, Any]
+"""One case: `name` (a few words, shown to the learner) and the inputs, all of it plain data."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A judge's "no": what is wrong with what came back (never the answer), and the misconception that it smells of."""
+
+    message: str
+    misconception: str | None = None
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise.
+
+    cases(seed) -> list of cases, the same for the same seed, with the same names for every seed.
+    run(answer, case) -> plain data; gets its own copy of the case. No judging here.
+    judge(case, returned) -> None when right, else Wrong. Its oracle is independent of `course_lib`'s implementation;
+    the reason for its tolerance stands in its docstring.
+    forbidden: names the answer may not call (see `course_lib.checks.forbidden`).
+    misconceptions: id -> one sentence that says what the learner believes.
+    """
+
+    id: str
+    title: str
+    cases: Callable[[int], list[Case]]
+    run: Callable[[Any, Case], Any]
+    judge: Callable[[Case, Any], Wrong | None]
+    forbidden: tuple[str, ...] = ()
+    misconceptions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an answer: status `passed`, `failed` or `not_attempted`, the line that says so, where it failed."""
+
+    status: str
+    line: str
+    misconception: str | None = None
+    case: int | None = None
+    message: str = ""
+
+
+class CheckFailed(Exception):
+    """A check that did not pass. Shown in a notebook as its one line, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def variant_rng(exercise: str, variant: int) -> np.random.Generator:
+    """The numbers of variant `variant` of a reasoning exercise: the same on every machine, others for every variant."""
+    return np.random.default_rng(list(sha256(f"{exercise}/{int(variant)}".encode()).digest()))
+
+
+def evaluate(exercise: Exercise, answer: Any, seed: int = 0) -> Outcome:
+    """Cases, run and judge in a row, in this process. Stops at the first case that is wrong. Raises nothing."""
+    return _evaluate(exercise, answer, exercise.cases(seed), None)
+
+
+def judge_record(exercise: Exercise, record: Any, seed: int) -> Outcome:
+    """Judge what left the kernel (a record as `Check` writes it), on cases made here. Runs no learner code."""
+    cases = exercise.cases(seed)
+    try:
+        if record["exercise"] != exercise.id or record["seed"] != seed or len(record["cases"]) != len(cases):
+            raise ValueError("it is of another exercise, seed or number of cases")
+        if record["stopped"]:
+            status, message = str(record["stopped"][0]), str(record["stopped"][1])
+            status = status if status in ("failed", "not_attempted") else "failed"
+            return Outcome(status, f"{exercise.id}: {message}", message=message)
+        for number, (case, entry) in enumerate(zip(cases, record["cases"], strict=True), start=1):
+            wrong = Wrong(str(entry["error"])) if "error" in entry else _judge(exercise, case, entry["value"])
+            if wrong is not None:
+                return _failed(exercise, cases, number, wrong)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        message = f"what the check recorded cannot be judged: {error}"
+        return Outcome("failed", f"{exercise.id}: {message}", message=message)
+    return _passed(exercise, cases)
+
+
+class Check:
+    """What a check cell calls: `check("unequal-tokens", accumulate)`."""
+
+    def __init__(self, chapter: str, exercises: list[Exercise]) -> None:
+        self.chapter = chapter
+        self.exercises = {exercise.id: exercise for exercise in exercises}
+        self._wrong: Counter[str] = Counter()
+        if len(self.exercises) != len(exercises):
+            raise ValueError(f"chapter {chapter} has two exercises with one id")
+
+    def __call__(self, exercise: str, answer: Any) -> None:
+        """Print `ID: passed, 5 cases`, or raise CheckFailed with one line."""
+        if exercise not in self.exercises:
+            raise CheckFailed(
+                f"chapter {self.chapter} has no exercise {exercise!r}; it has {', '.join(self.exercises)}"
+            )
+        entry, seed = self.exercises[exercise], int(os.environ.get("COURSE_CHECK_SEED", "0"))
+        folder = os.environ.get("COURSE_GRADE_DIR")
+        variant = _variant(answer)
+        due = self._wrong[exercise] // 2
+        if variant is not None and variant < due and not folder:
+            raise CheckFailed(f"{exercise}: the numbers have changed: set variant = {due} and read the question again")
+        cases = entry.cases(seed)
+        record: dict[str, Any] = {"exercise": exercise, "seed": seed, "stopped": None, "cases": []}
+        outcome = _evaluate(entry, answer, cases, record if folder else None)
+        if folder:
+            _write_record(Path(folder) / exercise, record, len(cases))
+        if outcome.status == "passed":
+            print(outcome.line)
+            return
+        line = outcome.line
+        if variant is not None and outcome.status == "failed":
+            self._wrong[exercise] += 1
+            if self._wrong[exercise] // 2 > due:
+                line += f". The numbers change now: set variant = {due + 1} and read the question again"
+        raise CheckFailed(line)
+
+
+def make_check(chapter: str, exercises: list[Exercise]) -> Check:
+    """The `check` of a chapter, such as `check = make_check("03", EXERCISES)` at the end of `ch03.py`."""
+    return Check(chapter, exercises)
+
+
+def _variant(answer: Any) -> int | None:
+    if isinstance(answer, dict) and isinstance(answer.get("variant"), int):
+        return int(answer["variant"])
+    return None
+
+
+def _blank(answer: Any) -> bool:
+    """Whether nothing was filled in: None, `...`, or a dict in which every value but the variant is."""
+    if isinstance(answer, dict):
+        values = [value for key, value in answer.items() if key != "variant"]
+        return bool(values) and all(value is None or value is ... for value in values)
+    return answer is None or answer is ...
+
+
+def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[str, Any] | None) -> Outcome:
+    """Run and judge the cases. With a record every case is run and kept; else it stops at the first wrong one."""
+
+    def stop(status: str, message: str) -> Outcome:
+        if record is not None:
+            record["stopped"] = [status, message]
+        return Outcome(status, f"{exercise.id}: {message}", message=message)
+
+    if _blank(answer):
+        return stop("not_attempted", "not attempted yet")
+    name = forbidden_in_answer(answer, exercise.forbidden)
+    if name:
+        return stop("failed", f"`{name}` does this exercise's work: write it yourself")
+    first: Outcome | None = None
+    for number, case in enumerate(cases, start=1):
+        try:
+            with _steady(quiet=record is not None):
+                returned = exercise.run(answer, copy.deepcopy(case))
+            tree, arrays = pack(returned)
+            returned = unpack(tree, arrays)
+        except (Exception, SystemExit) as error:
+            if _is_stub(error):
+                return stop("not_attempted", "not attempted yet")
+            text = _explain(error)
+            wrong: Wrong | None = Wrong(text)
+            entry = {"error": text}
+        else:
+            entry = {"value": returned}
+            wrong = _judge(exercise, case, returned)
+        if record is not None:
+            record["cases"].append(entry)
+        if wrong is not None and first is None:
+            first = _failed(exercise, cases, number, wrong)
+            if record is None:
+                break
+    return first or _passed(exercise, cases)
+
+
+def _judge(exercise: Exercise, case: Case, returned: Any) -> Wrong | None:
+    try:
+        return exercise.judge(case, returned)
+    except Exception as error:
+        return Wrong(
+            f"what came back cannot be judged ({type(error).__name__}: {_short(error)}); check its type and shape"
+        )
+
+
+def _passed(exercise: Exercise, cases: list[Case]) -> Outcome:
+    return Outcome("passed", f"{exercise.id}: passed, {len(cases)} {'case' if len(cases) == 1 else 'cases'}")
+
+
+def _failed(exercise: Exercise, cases: list[Case], number: int, wrong: Wrong) -> Outcome:
+    where = f"case {number} of {len(cases)} ({cases[number - 1]['name']})" if len(cases) > 1 else str(cases[0]["name"])
+    smell = f" [{wrong.misconception}]" if wrong.misconception else ""
+    line = f"{exercise.id}: {where}: {wrong.message}{smell}"
+    return Outcome("failed", line, wrong.misconception, number, wrong.message)
+
+
+def _write_record(stem: Path, record: dict[str, Any], number: int) -> None:
+    record["cases"] += [{"error": "was not run"}] * (number - len(record["cases"]))
+    try:
+        write_packed(stem, record)
+    except PackError as error:
+        record.update(cases=[{"error": f"your code {error}"}] * number)
+        write_packed(stem, record)
+
+
+def _is_stub(error: BaseException) -> bool:
+    return type(error) is NotImplementedError and not error.args
+
+
+def _short(error: BaseException, limit: int = 200) -> str:
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = ""
+    return text if len(text) <= limit else text[:limit] + " ..."
+
+
+_OUR_ROOTS = tuple(str(Path(path).resolve()) for path in (Path(__file__).parents[1], Path(os.__file__).parent))
+
+
+def _is_learners(path: str) -> bool:
+    if path.startswith("<ipython"):
+        return True
+    if path.startswith("<"):
+        return False
+    return "site-packages" not in path and not str(Path(path).resolve()).startswith(_OUR_ROOTS)
+
+
+def _explain(error: BaseException) -> str:
+    """One to three lines: the exception, and the learner's own line where it came from."""
+    if isinstance(error, PackError):
+        return f"your code {error}"
+    kind = type(error).__name__
+    if isinstance(error, SystemExit):
+        text = f"your code ended the program ({kind})"
+    else:
+        text = f"{kind}: {_short(error)}" if _short(error) else kind
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_learners(frame.filename)]
+    if not frames:
+        return f"{text} (while the check used what your code gave back)"
+    last = frames[-1]
+    return f"{text}\n    line {last.lineno} of your cell, in {last.name}: {(last.line or '').strip()}"
+
+
+@contextmanager
+def _steady(quiet: bool) -> Iterator[None]:
+    """Fixed seeds and one thread for learner code; then RNGs, threads, dtype, grad mode and folder as they were."""
+    torch: Any = sys.modules.get("torch")
+    folder, python_state, numpy_state = os.getcwd(), random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    if torch is not None:
+        saved = (torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+    try:
+        if quiet:
+            with open(os.devnull, "w", encoding="utf-8") as sink, redirect_stdout(sink), redirect_stderr(sink):
+                yield
+        else:
+            yield
+    finally:
+        os.chdir(folder)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if torch is not None:
+            torch.set_rng_state(saved[0])
+            torch.set_num_threads(saved[1])
+            torch.set_default_dtype(saved[2])
+            torch.set_grad_enabled(saved[3])

@@ -1,0 +1,249 @@
+"""`check` in a notebook: one line when right, one clear line when not, and the learner's world left as it was."""
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from course_lib.checks.core import (
+    Case,
+    Check,
+    CheckFailed,
+    Exercise,
+    Wrong,
+    evaluate,
+    judge_record,
+    make_check,
+    read_packed,
+    variant_rng,
+)
+
+
+def double_cases(seed: int) -> list[Case]:
+    rng = np.random.default_rng(seed)
+    return [{"name": f"{n} numbers", "values": rng.integers(1, 9, n).tolist()} for n in (1, 2, 3)]
+
+
+def double_judge(case: Case, returned: Any) -> Wrong | None:
+    if returned == [2 * value for value in case["values"]]:
+        return None
+    return Wrong("not twice", "adds-instead" if returned == [value + 2 for value in case["values"]] else None)
+
+
+DOUBLE = Exercise(
+    id="double",
+    title="Twice",
+    cases=double_cases,
+    run=lambda answer, case: answer(case["values"]),
+    judge=double_judge,
+    forbidden=("numpy.multiply",),
+    misconceptions={"adds-instead": "Twice a number is the number plus two."},
+)
+
+
+def choice_judge(case: Case, returned: Any) -> Wrong | None:
+    right = int(variant_rng("choice", returned["variant"]).integers(1000))
+    return None if returned["choice"] == right else Wrong("another one")
+
+
+CHOICE = Exercise(
+    id="choice",
+    title="Choose",
+    cases=lambda seed: [{"name": "your choice"}],
+    run=lambda answer, case: answer,
+    judge=choice_judge,
+)
+
+
+@pytest.fixture
+def check() -> Check:
+    return make_check("99", [DOUBLE, CHOICE])
+
+
+def line(check: Check, name: str, answer: Any) -> str:
+    with pytest.raises(CheckFailed) as caught:
+        check(name, answer)
+    assert caught.value._render_traceback_() == [str(caught.value)]
+    return str(caught.value)
+
+
+def test_right(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
+    check("double", lambda values: [2 * value for value in values])
+    out = capsys.readouterr()
+    assert (out.out, out.err) == ("double: passed, 3 cases\n", "")
+
+
+def test_wrong_names_the_case_and_the_misconception(check: Check) -> None:
+    text = line(check, "double", lambda values: [value + 2 for value in values])
+    assert text.startswith("double: case ") and text.endswith("numbers): not twice [adds-instead]")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("answer", [None, ..., {"variant": 0, "choice": None, "evidence": ...}])
+def test_blank_is_not_attempted(check: Check, answer: Any) -> None:
+    assert line(check, "choice", answer) == "choice: not attempted yet"
+
+
+def test_a_stub_is_not_attempted_but_a_torch_not_implemented_is_an_error(check: Check) -> None:
+    def stub(values: list[int]) -> list[int]:
+        raise NotImplementedError()
+
+    def torch_says_so(values: list[int]) -> list[int]:
+        raise NotImplementedError("no kernel for this dtype")
+
+    assert line(check, "double", stub) == "double: not attempted yet"
+    assert "no kernel for this dtype" in line(check, "double", torch_says_so)
+
+
+def test_an_exception_names_case_type_and_own_line(check: Check) -> None:
+    def answer(values: list[int]) -> Any:
+        return np.linalg.inv(np.zeros(len(values)))  # the learner's own line
+
+    text = line(check, "double", answer)
+    assert text.startswith("double: case 1 of 3 (1 numbers): LinAlgError")
+    assert "the learner's own line" in text and "in answer" in text and len(text.splitlines()) <= 3
+
+
+def test_nothing_that_comes_back_breaks_the_check(check: Check) -> None:
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    assert "not plain data" in line(check, "double", lambda values: Odd())
+    assert "ended the program" in line(check, "double", lambda values: sys.exit(0))
+    assert "cannot be judged" in line(check, "choice", {"variant": 0})
+
+
+def test_a_judge_sees_its_own_case_whatever_the_answer_does_to_it(check: Check) -> None:
+    def mutating(values: list[int]) -> list[int]:
+        values[:] = [0] * len(values)
+        return values
+
+    assert "not twice" in line(check, "double", mutating)
+
+
+def test_the_world_is_as_it_was(check: Check, tmp_path: Path) -> None:
+    def messy(values: list[int]) -> list[int]:
+        torch.set_num_threads(2)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.manual_seed(5), np.random.seed(5), random.seed(5)
+        os.chdir(tmp_path)
+        return [2 * value for value in values]
+
+    def state() -> list[Any]:
+        torch_state = [torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()]
+        return [
+            *torch_state,
+            os.getcwd(),
+            torch.get_rng_state().sum().item(),
+            random.getstate(),
+            str(np.random.get_state()),
+        ]
+
+    before = state()
+    check("double", messy)
+    assert state() == before
+
+
+def test_an_answer_that_draws_numbers_is_the_same_every_time() -> None:
+    seen = []
+
+    def answer(values: list[int]) -> list[int]:
+        seen.append((torch.rand(1).item(), np.random.rand(), random.random()))
+        return values
+
+    evaluate(DOUBLE, answer)
+    evaluate(DOUBLE, answer)
+    assert len(set(seen)) == 1
+
+
+def test_variants_change_after_two_failures_and_the_old_one_is_refused(check: Check) -> None:
+    right = {variant: int(variant_rng("choice", variant).integers(1000)) for variant in range(2)}
+    assert right[0] != right[1]
+    wrong = {"variant": 0, "choice": -1}
+    assert "variant" not in line(check, "choice", wrong)
+    assert "The numbers change now: set variant = 1" in line(check, "choice", wrong)
+    assert "set variant = 1" in line(check, "choice", {"variant": 0, "choice": right[0]})
+    check("choice", {"variant": 1, "choice": right[1]})
+
+
+def test_unknown_exercise_is_one_line(check: Check) -> None:
+    assert "has no exercise 'treble'" in line(check, "treble", 1)
+
+
+def test_two_exercises_with_one_id_are_a_bug() -> None:
+    with pytest.raises(ValueError, match="two exercises"):
+        make_check("99", [DOUBLE, DOUBLE])
+
+
+def test_seed_comes_from_the_environment(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+
+    def answer(values: list[int]) -> list[int]:
+        seen.append(values)
+        return [2 * value for value in values]
+
+    check("double", answer)
+    monkeypatch.setenv("COURSE_CHECK_SEED", "7")
+    check("double", answer)
+    assert seen[:3] != seen[3:] and seen[3:] == [case["values"] for case in double_cases(7)]
+
+
+def graded(check: Check, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, name: str = "double") -> Any:
+    monkeypatch.setenv("COURSE_GRADE_DIR", str(folder))
+    monkeypatch.setenv("COURSE_CHECK_SEED", "3")
+    with contextlib.suppress(CheckFailed):
+        check(name, answer)
+    return read_packed(folder / name)
+
+
+def test_what_run_returned_leaves_the_kernel_and_is_judged_elsewhere(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def chatty(values: list[int]) -> list[int]:
+        print("a learner's print")
+        return [2 * value for value in values]
+
+    record = graded(check, tmp_path, monkeypatch, chatty)
+    assert judge_record(DOUBLE, record, 3).status == "passed"
+    assert judge_record(DOUBLE, record, 4).status == "failed", "a record of another seed proves nothing"
+    assert capfd.readouterr().out == "double: passed, 3 cases\n", "prints of an answer stay out of a graded check cell"
+    record["cases"][1]["value"][0] += 1
+    outcome = judge_record(DOUBLE, record, 3)
+    assert (outcome.status, outcome.case, outcome.message) == ("failed", 2, "not twice")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "words"),
+    [
+        (None, "not_attempted", "not attempted yet"),
+        (lambda values: 1 / 0, "failed", "ZeroDivisionError"),
+        (lambda values: np.zeros(9 * 2**20), "failed", "64 MiB"),
+        (lambda values: [2 * values[0]] * len(values), "failed", "case 2 of 3"),
+        (lambda values: np.multiply(2, values).tolist(), "failed", "write it yourself"),
+    ],
+    ids=["blank", "raises", "too much", "wrong", "forbidden"],
+)
+def test_records_of_what_is_not_right(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, status: str, words: str
+) -> None:
+    outcome = judge_record(DOUBLE, graded(check, tmp_path, monkeypatch, answer), 3)
+    assert outcome.status == status and words in outcome.line
+
+
+@pytest.mark.parametrize("record", [None, [], {}, {"exercise": "double", "seed": 3, "stopped": None, "cases": 5}])
+def test_a_record_of_any_shape_is_judged_without_an_exception(record: Any) -> None:
+    assert judge_record(DOUBLE, record, 3).status == "failed"
+
+
+def test_the_room_is_free_of_torch() -> None:
+    code = "import sys, course_lib.checks.core; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
