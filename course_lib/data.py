@@ -1,0 +1,392 @@
+"""Text -> documents -> tokens -> batches that can be resumed: where a run's data comes from, and the cursor in it.
+
+A split is one stream of tokens, `eos doc eos doc eos ... doc eos`. The first eos is there so that every token of every
+document is a target once: the bytes behind a stream's targets are exactly the UTF-8 bytes of its documents. An eos is
+predicted too: it adds to the loss, but no bytes. That is the convention of bits per byte everywhere in this library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from course_lib.errors import CheckpointError, ConfigError, DataError
+from course_lib.tokenizer import BPETokenizer, BytesTokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from course_lib.config import DataConfig
+
+__all__ = [
+    "IGNORE",
+    "BatchStream",
+    "Corpus",
+    "Document",
+    "default_corpus",
+    "eval_batches",
+    "load_text",
+    "pack",
+    "prepare",
+    "shift",
+    "split_documents",
+    "target_bytes",
+]
+
+IGNORE = -100
+"""A target that is not predicted: it adds to neither the loss nor the count of tokens."""
+
+MIN_CHARACTERS = 2_000  # below this there is nothing to split into training and validation
+TOKENIZER_CHARACTERS = 4_000_000  # a tokenizer learns little from more, and the time grows
+SEPARATOR = "<|endoftext|>"
+
+Row = TypeVar("Row", bound=Any)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that belongs together; training and validation never share one."""
+
+    name: str
+    text: str
+
+    @property
+    def size(self) -> int:
+        """UTF-8 bytes."""
+        return len(self.text.encode("utf-8"))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents, split and turned into tokens. Streams are int32; bytes are those of the documents, eos counts none."""
+
+    tokenizer: Tokenizer
+    train: np.ndarray
+    """The training stream, (n,) int32."""
+    val: np.ndarray
+    """The validation stream, (n,) int32."""
+    train_bytes: int
+    val_bytes: int
+    train_documents: tuple[Document, ...] = ()
+    val_documents: tuple[Document, ...] = ()
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """All documents, those for training first."""
+        return self.train_documents + self.val_documents
+
+
+def default_corpus() -> list[Document]:
+    """The reference manual of Python that CPython carries: about 465,000 characters of English and code, by topic.
+
+    The text differs between Python versions, so no exact number may depend on it.
+    """
+    from pydoc_data.topics import topics
+
+    return [Document(name, topics[name]) for name in sorted(topics)]
+
+
+def load_text(path: str | Path) -> list[Document]:
+    r"""The documents of a UTF-8 text file, with or without BOM; `\r\n` becomes `\n`.
+
+    Lines that hold only `<|endoftext|>` separate documents. A file without them is cut at blank lines (else line ends,
+    else anywhere) into about sixty pieces, each of 200 to 8,000 characters or so: paragraphs stay whole, and there is
+    something to split. DataError when the file is missing, a folder, empty, too short, or not UTF-8 text.
+    """
+    path = Path(path)
+    text = _read_utf8(path).replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip():
+        raise DataError(f"{path}: the file is empty; give a text file of at least {MIN_CHARACTERS:,} characters")
+    if len(text) < MIN_CHARACTERS:
+        raise DataError(
+            f"{path}: too short, {len(text):,} characters; give at least {MIN_CHARACTERS:,}, better 100,000 or more"
+        )
+    pieces = re.split(rf"^{re.escape(SEPARATOR)}[ \t]*$", text, flags=re.MULTILINE)
+    pieces = [piece.strip("\n") for piece in pieces if piece.strip()]
+    if len(pieces) < 2:
+        pieces = _cut(pieces[0], min(8_000, max(200, len(text) // 60)))
+    return [Document(f"{path.name}:{i}", piece) for i, piece in enumerate(pieces, 1)]
+
+
+def _read_utf8(path: Path) -> str:
+    """The file's text without BOM; DataError says why it cannot be read, and at which byte."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        missing = "there is no such file; check the path" if isinstance(error, FileNotFoundError) else None
+        folder = "this is a folder; give one text file" if path.is_dir() else None
+        raise DataError(f"{path}: {folder or missing or error.strerror or error}") from error
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path}: this is UTF-16 text; save it as UTF-8")
+    nul = raw.find(b"\0")
+    if nul >= 0:
+        raise DataError(f"{path}: not text, there is a NUL at byte {nul}; give a UTF-8 text file")
+    try:
+        return raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: not UTF-8, byte {error.start} is 0x{raw[error.start]:02X} ({error.reason}); save it as UTF-8"
+        ) from error
+
+
+def _cut(text: str, size: int) -> list[str]:
+    """`text` in pieces of about `size` characters, cut after blank lines, else after a line, else anywhere."""
+    pieces: list[str] = []
+    start = 0
+    while len(text) - start > 1.5 * size:
+        window = text[start + size // 2 : start + 3 * size // 2]
+        cut = next((at + len(mark) for mark in ("\n\n", "\n", " ") if (at := window.rfind(mark)) >= 0), size // 2)
+        pieces.append(text[start : start + size // 2 + cut])
+        start += size // 2 + cut
+    pieces.append(text[start:])
+    return [piece for piece in pieces if piece.strip()]
+
+
+def split_documents(
+    documents: Sequence[Document], val_fraction: float = 0.1, seed: int = 0
+) -> tuple[list[Document], list[Document]]:
+    """(training, validation) documents, about `val_fraction` of the bytes in the second; order kept, no document lost.
+
+    Documents that repeat each other stay on one side (manuals quote themselves: almost a fifth of the default corpus is
+    copies), so validation measures text that was not trained on. The same documents and seed give the same split.
+    DataError when there are not two documents that can be told apart.
+    """
+    if not 0 < val_fraction < 1:
+        raise ConfigError(f"val_fraction={val_fraction} must be above 0 and below 1; try val_fraction=0.1")
+    groups = _related(documents)
+    if len(groups) < 2:
+        raise DataError("training and validation need two different documents; this text has one, or copies of one")
+    sizes = [sum(documents[i].size for i in group) for group in groups]
+    wanted = val_fraction * sum(sizes)
+    order = np.random.default_rng(np.random.SeedSequence([seed, 0x5917])).permutation(len(groups))
+    chosen: list[int] = []
+    held = 0
+    for g in order.tolist():  # in random order, take what brings the total closer to the wanted bytes
+        if len(chosen) < len(groups) - 1 and abs(held + sizes[g] - wanted) < abs(held - wanted):
+            chosen.append(g)
+            held += sizes[g]
+    if not chosen:  # every group is more than twice the wanted size: the smallest has to do
+        chosen = [int(np.argmin(sizes))]
+    val = {i for g in chosen for i in groups[g]}
+    return [d for i, d in enumerate(documents) if i not in val], [documents[i] for i in sorted(val)]
+
+
+def _related(documents: Sequence[Document]) -> list[list[int]]:
+    """Indices of documents in groups that repeat each other: paragraphs in common are a fifth of the smaller one."""
+    paragraphs = [
+        {p for p in map(str.strip, re.split(r"\n\s*\n", document.text)) if len(p) >= 80} for document in documents
+    ]
+    holders: dict[str, list[int]] = {}
+    for i, own in enumerate(paragraphs):
+        for paragraph in sorted(own):
+            holders.setdefault(paragraph, []).append(i)
+    common: dict[tuple[int, int], int] = {}
+    for paragraph, where in holders.items():
+        for second in where[1:]:
+            pair = where[0], second
+            common[pair] = common.get(pair, 0) + len(paragraph)
+    parent = list(range(len(documents)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    weights = [sum(map(len, own)) for own in paragraphs]
+    for (first, second), shared in common.items():
+        if shared >= 0.2 * min(weights[first], weights[second]):
+            low, high = sorted((root(first), root(second)))
+            parent[high] = low
+    groups: dict[int, list[int]] = {}
+    for i in range(len(documents)):
+        groups.setdefault(root(i), []).append(i)
+    return list(groups.values())
+
+
+def pack(tokenizer: Tokenizer, documents: Sequence[Document]) -> np.ndarray:
+    """One stream of tokens, (n,) int32: eos, then each document followed by eos."""
+    eos = np.array([tokenizer.eos], dtype=np.int32)
+    parts = [eos]
+    for document in documents:
+        parts += [tokenizer.encode(document.text), eos]
+    return np.concatenate(parts)
+
+
+def prepare(config: DataConfig) -> Corpus:
+    """Documents, split, tokenizer (trained on the training documents only) and streams, as `config` says."""
+    documents = default_corpus() if config.text is None else load_text(config.text)
+    train, val = split_documents(documents, config.val_fraction, config.split_seed)
+    tokenizer: Tokenizer = (
+        BytesTokenizer()
+        if config.tokenizer == "bytes"
+        else BPETokenizer.train(_first(train, TOKENIZER_CHARACTERS), config.vocab_size)
+    )
+    return Corpus(
+        tokenizer=tokenizer,
+        train=pack(tokenizer, train),
+        val=pack(tokenizer, val),
+        train_bytes=sum(document.size for document in train),
+        val_bytes=sum(document.size for document in val),
+        train_documents=tuple(train),
+        val_documents=tuple(val),
+    )
+
+
+def _first(documents: Sequence[Document], characters: int) -> Iterator[str]:
+    """Texts of the documents until there were `characters`."""
+    for document in documents:
+        if characters <= 0:
+            return
+        yield document.text[:characters]
+        characters -= len(document.text)
+
+
+def shift(tokens: Row, labels: Row | None = None) -> tuple[Row, Row]:
+    """Inputs and targets of next-token prediction: tokens (..., T + 1) -> (..., T), (..., T), numpy or torch, views.
+
+    `targets[t]` is the token after `inputs[t]`. `labels`, of the same shape as tokens, says which targets are IGNORE.
+    """
+    return tokens[..., :-1], (tokens if labels is None else labels)[..., 1:]
+
+
+def eval_batches(tokens: np.ndarray, context: int, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Every target of the stream exactly once, in order: (inputs, targets), (b, T) int64 each, b <= batch.
+
+    Windows do not overlap. The last one is filled with token 0 and targets IGNORE. Token 0 of the stream is no target.
+    """
+    count = -(-(len(tokens) - 1) // context)
+    for first in range(0, count, batch):
+        rows = min(batch, count - first)
+        piece = tokens[first * context : (first + rows) * context + 1].astype(np.int64)
+        missing = rows * context + 1 - len(piece)
+        inputs = np.concatenate([piece[:-1], np.zeros(missing, np.int64)]).reshape(rows, context)
+        targets = np.concatenate([piece[1:], np.full(missing, IGNORE, np.int64)]).reshape(rows, context)
+        yield inputs, targets
+
+
+def target_bytes(tokenizer: Tokenizer, targets: np.ndarray) -> int:
+    """UTF-8 bytes that the targets stand for, to divide by in bits per byte; eos and IGNORE count none."""
+    return int(tokenizer.byte_lengths[targets[targets != IGNORE]].sum())
+
+
+class BatchStream:
+    """Batches whose content is a pure function of (seed, step), so that a run's place in the data is a number.
+
+    An epoch cuts the stream into windows of `context` + 1 tokens, no target in two of them, and takes every window once,
+    in an order that depends on (seed, epoch). Where the first window starts also depends on the epoch, so the cuts move
+    (and what one epoch leaves out at either end, fewer than 2 `context` tokens, another takes in).
+    Batch `step` is windows step * batch to (step + 1) * batch - 1 of that endless order; it may hold the end of one epoch
+    and the start of the next. Ranks and micro-batches take slices of it: how many they are never changes the batch.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        context: int,
+        batch: int,
+        seed: int = 0,
+        start_step: int = 0,
+        *,
+        labels: np.ndarray | None = None,
+        align: int = 1,
+    ) -> None:
+        """`tokens` (n,), `labels` the same with IGNORE at what is not predicted; `batch` counts sequences.
+
+        Epochs start at a multiple of `align` tokens. ConfigError when the data has fewer windows than the batch.
+        """
+        for name, value in (("context", context), ("batch", batch), ("align", align)):
+            if value < 1:
+                raise ConfigError(f"{name}={value} must be a whole number of at least 1")
+        if labels is not None and labels.shape != tokens.shape:
+            raise DataError(f"labels have shape {labels.shape}, tokens {tokens.shape}: they must be the same")
+        if len(tokens) < context + 1:
+            raise ConfigError(
+                f"context={context} is too long: the data has {len(tokens):,} tokens and a window takes context + 1; "
+                f"set context={max(1, (len(tokens) - 1) // 8)} or less, or give more text"
+            )
+        self.tokens, self.labels = tokens, labels
+        self.context, self.batch, self.seed, self.align = context, batch, seed, align
+        self.windows = max(1, (len(tokens) - context) // context)
+        """Windows in an epoch."""
+        self._offsets = min(context - 1, len(tokens) - 1 - self.windows * context) // align + 1
+        if batch > self.windows:
+            raise ConfigError(
+                f"batch={batch} is larger than the data: {len(tokens):,} tokens make {self.windows} windows of context "
+                f"{context}; set batch={self.windows} or less, or a shorter context, or give more text"
+            )
+        self.step = start_step
+        self._epochs: dict[int, np.ndarray] = {}
+
+    def _starts(self, epoch: int) -> np.ndarray:
+        """Where the windows of an epoch start, in the order in which they are taken; the last two epochs are kept."""
+        if epoch not in self._epochs:
+            rng = np.random.default_rng(np.random.SeedSequence([self.seed, 0xBA7C4, epoch]))
+            offset = self.align * int(rng.integers(self._offsets))
+            while len(self._epochs) >= 2:
+                del self._epochs[next(iter(self._epochs))]
+            self._epochs[epoch] = offset + self.context * rng.permutation(self.windows)
+        return self._epochs[epoch]
+
+    def _rows(self, step: int, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows low to high - 1 of the global batch of `step`."""
+        place = step * self.batch + np.arange(low, high)
+        starts = np.empty(len(place), dtype=np.int64)
+        epochs = place // self.windows
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            starts[epochs == epoch] = self._starts(epoch)[place[epochs == epoch] % self.windows]
+        at = starts[:, None] + np.arange(self.context + 1)
+        window = self.tokens[at].astype(np.int64)
+        return shift(window, None if self.labels is None else self.labels[at].astype(np.int64))
+
+    def global_batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """(inputs, targets) of a step, (batch, context) int64 each: the same whoever asks, and in whatever order."""
+        return self.slice(step)
+
+    def slice(
+        self, step: int, rank: int = 0, world_size: int = 1, micro: int = 0, micros: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of the global batch for micro-batch `micro` of `micros` on `rank` of `world_size`.
+
+        Slices are consecutive rows; together they are the batch, and their sizes differ by one row at most.
+        """
+        parts = world_size * micros
+        if step < 0 or not (0 <= rank < world_size and 0 <= micro < micros):
+            raise ConfigError(f"no slice for step {step}, rank {rank} of {world_size}, micro-batch {micro} of {micros}")
+        if parts > self.batch:
+            raise ConfigError(
+                f"batch={self.batch} is too small for {world_size} ranks x {micros} micro-batches; set batch={parts}"
+            )
+        part = rank * micros + micro
+        return self._rows(step, part * self.batch // parts, (part + 1) * self.batch // parts)
+
+    def next(self) -> tuple[np.ndarray, np.ndarray]:
+        """The global batch of the current step; moves on by one step."""
+        batch = self.global_batch(self.step)
+        self.step += 1
+        return batch
+
+    @property
+    def epoch(self) -> float:
+        """Epochs taken so far."""
+        return self.step * self.batch / self.windows
+
+    def state_dict(self) -> dict[str, int]:
+        """The cursor: the step, and what has to be the same for the step to mean the same data."""
+        return {"step": self.step, **self._fixed()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where `state` was taken; CheckpointError when the data or the batches are not the same."""
+        for key, own in self._fixed().items():
+            if state.get(key) != own:
+                raise CheckpointError(
+                    f"the data cursor was saved with {key}={state.get(key)}, this run has {key}={own}: batches would "
+                    f"repeat or be skipped; resume with the saved {key}"
+                )
+        self.step = int(state["step"])
+
+    def _fixed(self) -> dict[str, int]:
+        fixed = {"seed": self.seed, "batch": self.batch, "context": self.context, "align": self.align}
+        return {**fixed, "tokens": len(self.tokens)}
