@@ -80,7 +80,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an answer: status `passed`, `failed` or `not_attempted`, the line that says so, where it failed."""
+    """What became of an answer: status `passed`, `failed` or `not_attempted`, the line that says so, and where."""
 
     status: str
     line: str
