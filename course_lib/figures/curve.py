@@ -1,0 +1,52 @@
+"""The loss of a training run, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from course_lib.figures.style import COLORS, end_labels, new_figure, numbers, tint
+
+__all__ = ["smoothed", "training_curve"]
+
+
+def smoothed(values: Sequence[float], span: int = 20) -> np.ndarray:
+    """Exponential mean over about `span` steps, (n,) from (n,); its start is not pulled to zero."""
+    out, mean, weight = np.empty(len(values)), 0.0, 0.0
+    keep = 1 - 1 / max(span, 1)
+    for index, value in enumerate(values):
+        mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        out[index] = mean / weight
+    return out
+
+
+def training_curve(
+    steps: Sequence[int],
+    losses: Sequence[float],
+    validations: Sequence[tuple[int, float]] = (),
+    *,
+    title: str,
+    subtitle: str | None = None,
+    row: Sequence[tuple[str, str]] = (),
+    height: int = 250,
+) -> Figure:
+    """Loss (nats per token) of each step, pale, and smoothed; dots for validation (steps done, nats per token).
+
+    `row` holds the big numbers under it: (value, label).
+    """
+    fig, ax = new_figure(title, subtitle, height=height)
+    ax.plot(steps, losses, color=tint(COLORS["forward"], 0.35), linewidth=1.0)
+    (line,) = ax.plot(steps, smoothed(losses), color=COLORS["forward"], linewidth=2.2)
+    labels = [(line, "training")]
+    if validations:
+        at, loss = zip(*validations, strict=True)
+        (dots,) = ax.plot(at, loss, "o", color=COLORS["communication"], markersize=5.5, linestyle="none")
+        labels.append((dots, "validation"))
+    end_labels(ax, labels)
+    ax.set_xlabel("step")
+    ax.set_ylabel("nats a token")
+    if row:
+        numbers(fig, row)
+    return fig
