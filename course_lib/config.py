@@ -49,6 +49,11 @@ def _between(config: Any, name: str, low: float, high: float, try_value: str) ->
     require(low <= value < high, f"{name}={value} must be at least {low:g} and below {high:g}; try {name}={try_value}")
 
 
+def _one_of(config: Any, name: str, known: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    require(value in known, f"{name}={value!r} is unknown{_nearest(value, known)} (there are: {', '.join(known)})")
+
+
 def _nearest(word: str, words: Collection[str]) -> str:
     match = difflib.get_close_matches(word, list(words), n=1, cutoff=0.4)
     return f"; did you mean {match[0]!r}?" if match else ""
@@ -129,7 +134,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
-    """The preset's model with some fields changed. `ConfigError` names the nearest preset when there is none so called."""
+    """The preset's model with some fields changed. `ConfigError` names the nearest when there is none so called."""
     require(name in PRESETS, f"preset={name!r} is unknown{_nearest(name, PRESETS)} (there are: {', '.join(PRESETS)})")
     known = {f.name for f in fields(ModelConfig)}
     for key in changes:
@@ -185,10 +190,7 @@ class DataConfig:
     """Decides which documents are held out."""
 
     def __post_init__(self) -> None:
-        require(
-            self.tokenizer in ("bpe", "bytes"),
-            f"tokenizer={self.tokenizer!r} is unknown{_nearest(self.tokenizer, ('bpe', 'bytes'))} (there are: bpe, bytes)",
-        )
+        _one_of(self, "tokenizer", ("bpe", "bytes"))
         _positive(self, "vocab_size")
         if self.tokenizer == "bpe":
             require(
@@ -278,17 +280,11 @@ class TrainConfig:
             require(batch % micro == 0, f"micro_batch={micro} does not divide batch={batch}; try micro_batch={fits}")
         require(
             warm < self.steps,
-            f"warmup_steps={warm} is not shorter than the run of steps={self.steps}; try warmup_steps={self.steps // 10}",
+            f"warmup_steps={warm} is not shorter than the run, steps={self.steps}; try warmup_steps={self.steps // 10}",
         )
         for name in ("val_every", "checkpoint_every"):
-            require(
-                getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative; 0 means at the end only"
-            )
-        choices = ("auto", "fp32", "bf16")
-        require(
-            self.precision in choices,
-            f"precision={self.precision!r} is unknown{_nearest(self.precision, choices)} (there are: {', '.join(choices)})",
-        )
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative; 0: at the end only")
+        _one_of(self, "precision", ("auto", "fp32", "bf16"))
         self.model_config(self.data.vocab_size)
 
     @property

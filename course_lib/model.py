@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from course_lib.config import ModelConfig, stream_seed
 
-__all__ = ["GPT", "Attention", "Block", "FeedForward", "RMSNorm", "rope_tables"]
+__all__ = ["GPT", "Attention", "Block", "FeedForward", "RMSNorm", "generate", "rope_tables"]
 
 
 class RMSNorm(nn.Module):
-    """Divide by the root mean square over the last axis, times a learned gain (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    """Divide by the root mean square over the last axis, times a gain (Zhang & Sennrich 2019, arXiv 1910.07467)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -142,11 +142,10 @@ class GPT(nn.Module):
         return self.head(self.norm(x))  # (B, T, V)
 
     def num_params(self, *, non_embedding: bool = False) -> int:
-        """How many parameters: all, a tied matrix once. `non_embedding`: without the token embedding and the output layer."""
+        """How many parameters: a tied matrix once. `non_embedding`: without token embedding and output layer."""
         skip = {id(self.embedding.weight), id(self.head.weight)} if non_embedding else set()
         return sum(p.numel() for p in self.parameters() if id(p) not in skip)
 
-    @torch.inference_mode()
     def generate(
         self,
         prompt: Tensor,
@@ -155,19 +154,36 @@ class GPT(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Prompt (T,) -> prompt and `max_new` sampled tokens (T + max_new,). Temperature 0 takes the likeliest."""
-        was_training = self.training
-        self.eval()
-        tokens = prompt
-        for _ in range(max_new):
-            logits = self(tokens[None, -self.config.context :])[0, -1].float()  # (V,)
-            if top_k is not None:
-                kth = logits.topk(min(top_k, logits.numel())).values[-1]
-                logits = logits.masked_fill(logits < kth, -math.inf)
-            if temperature == 0:
-                new = logits.argmax(keepdim=True)
-            else:
-                new = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
-            tokens = torch.cat([tokens, new])
-        self.train(was_training)
-        return tokens
+        """Prompt (T,) -> prompt and `max_new` sampled tokens (T + max_new,); see `generate`."""
+        return generate(self, prompt, max_new, self.config.context, temperature, top_k, generator)
+
+
+@torch.inference_mode()
+def generate(
+    model: nn.Module,
+    prompt: Tensor,
+    max_new: int,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Sample from any model tokens -> logits: prompt (T,), T >= 1, -> prompt and new tokens (T + max_new,).
+
+    The model sees the last `context` tokens. Temperature 0 takes the likeliest token; `top_k` keeps the k likeliest.
+    """
+    was_training = model.training
+    model.eval()
+    tokens = prompt
+    for _ in range(max_new):
+        logits = model(tokens[None, -context:])[0, -1].float()  # (V,)
+        if top_k is not None:
+            kth = logits.topk(min(top_k, logits.numel())).values[-1]
+            logits = logits.masked_fill(logits < kth, -math.inf)
+        if temperature == 0:
+            new = logits.argmax().reshape(1)
+        else:
+            new = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+        tokens = torch.cat([tokens, new])
+    model.train(was_training)
+    return tokens

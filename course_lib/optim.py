@@ -1,4 +1,4 @@
-"""AdamW with decay on matrices only, warm-up and cosine through a torch LR scheduler, and clipping by the global norm."""
+"""AdamW with decay on matrices only, warm-up and cosine through a torch LR scheduler, clipping by the global norm."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ __all__ = ["clip_by_global_norm", "lr_at", "make_optimizer", "make_scheduler", "
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups of the trainable parameters: two or more dimensions (decayed), fewer (norm gains, biases: not decayed)."""
+    """Two groups of the trainable parameters: matrices and more (decayed), vectors (gains, biases: not decayed)."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
@@ -24,14 +24,14 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, device: str = "cpu") -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); fused: one kernel instead of a Python loop over parameters."""
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); fused: one kernel, no Python loop over parameters."""
     groups = param_groups(model, config.weight_decay)
     fused = torch.device(device).type in ("cpu", "cuda", "mps")
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
 def lr_at(step: int, config: OptimConfig, steps: int) -> float:
-    """Learning rate of `step` (0-based): a straight rise over the warm-up, then half a cosine down to lr x min_lr_ratio."""
+    """Learning rate of `step` (0-based): a straight rise, then half a cosine down to lr x min_lr_ratio."""
     return config.lr * _factor(step, config, steps)
 
 

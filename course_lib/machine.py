@@ -1,0 +1,257 @@
+"""The machine, probed: cores, memory, devices, number formats, matmul peak, folders. Platform differences live here."""
+
+import functools
+import math
+import os
+import platform
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course_lib.errors import ConfigError
+
+__all__ = [
+    "Machine",
+    "bf16_speedup",
+    "find_compiler",
+    "material_dir",
+    "matmul_peak",
+    "pick_device",
+    "probe",
+    "runs",
+    "set_threads",
+    "torch_dtype",
+    "usable_cores",
+    "work_dir",
+]
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, cut by a container's CPU quota. At least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cpu_quota(Path("/sys/fs/cgroup"))
+    return max(1, min(cores, math.ceil(quota)) if quota is not None else cores)
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """Cores' worth of time per second allowed by cgroup v2 or v1; None: no limit or no cgroup."""
+    try:
+        limit, period = (root / "cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        try:
+            limit = (root / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii").strip()
+            period = (root / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+    try:
+        cores = float(limit) / float(period)
+    except (ValueError, ZeroDivisionError):  # "max"
+        return None
+    return cores if cores > 0 else None
+
+
+_threads: int | None = None
+
+
+def set_threads(n: int | None = None) -> int:
+    """Set torch's threads once and return their number: n, else OMP_NUM_THREADS, else the usable cores.
+
+    A later call without n changes nothing; with n, it sets them again. `ConfigError` for n < 1.
+    """
+    global _threads
+    import torch
+
+    if n is not None and n < 1:
+        raise ConfigError(f"threads={n} must be at least 1; this machine has {usable_cores()} usable cores")
+    if n is None and _threads is not None:
+        return _threads
+    if n is None:
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        n = int(asked) if asked.isdigit() and int(asked) > 0 else usable_cores()
+    if torch.get_num_threads() != n:
+        torch.set_num_threads(n)
+    _threads = n
+    return n
+
+
+def torch_dtype(name: str) -> Any:
+    """The torch dtype called fp32, bf16 or fp16."""
+    import torch
+
+    if name not in DTYPES:
+        raise ConfigError(f"dtype={name!r} is unknown (there are: {', '.join(DTYPES)})")
+    return getattr(torch, DTYPES[name])
+
+
+def _devices() -> tuple[str, ...]:
+    import torch
+
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found.append("cuda")
+    if getattr(torch.backends, "mps", None) is not None and torch.backends.mps.is_available():
+        found.append("mps")
+    return tuple(found)
+
+
+def pick_device(wanted: str = "auto") -> str:
+    """ "auto" takes cuda, else mps, else cpu. `ConfigError` when the wanted device is unknown or absent."""
+    found = _devices()
+    if wanted == "auto":
+        return "cuda" if "cuda" in found else "mps" if "mps" in found else "cpu"
+    if wanted.split(":")[0] not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f"device={wanted!r} is unknown; this machine has: {', '.join(found)}")
+    if wanted.split(":")[0] not in found:
+        raise ConfigError(f"device={wanted!r} is not on this machine; it has: {', '.join(found)}")
+    return wanted
+
+
+def runs(device: str, dtype: str) -> bool:
+    """Whether a matrix product and its gradient in this dtype really run on the device, with a finite result."""
+    import torch
+
+    try:
+        a = torch.ones(8, 8, device=device, dtype=torch_dtype(dtype), requires_grad=True)
+        (a @ a).sum().backward()
+        return a.grad is not None and bool(torch.isfinite(a.grad).all())
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    """Memory this process may use, in bytes: the machine's, cut by a container's limit."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(path).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was found. `dtypes[device][name]` says whether a matrix product in fp32, bf16 or fp16 really ran there."""
+
+    system: str
+    """Linux, Darwin or Windows, with its machine type."""
+    cpu: str
+    """Name of the processor."""
+    cores: int
+    """Usable cores: affinity and quota counted."""
+    memory_bytes: int
+    """Usable memory in bytes."""
+    python: str
+    """Python's version."""
+    torch: str
+    """torch's version."""
+    devices: tuple[str, ...]
+    """cpu, and cuda or mps where present."""
+    dtypes: dict[str, dict[str, bool]]
+    """Per device: which number formats ran."""
+    threads: int
+    """Threads that torch uses."""
+
+
+def probe() -> Machine:
+    """Look at this machine. Takes about a second the first time (it imports torch)."""
+    import torch
+
+    threads = set_threads()
+    devices = _devices()
+    return Machine(
+        system=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu_name(),
+        cores=usable_cores(),
+        memory_bytes=_memory_bytes(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        devices=devices,
+        dtypes={device: {name: runs(device, name) for name in DTYPES} for device in devices},
+        threads=threads,
+    )
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler that torch.compile would use (CXX, g++, clang++ or cl); None when there is none."""
+    names = [os.environ.get("CXX", ""), *(("cl",) if platform.system() == "Windows" else ("g++", "clang++", "c++"))]
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def _sync(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    elif device.startswith("mps"):
+        torch.mps.synchronize()
+
+
+def matmul_rate(size: int, dtype: str, seconds: float, device: str = "cpu") -> float:
+    """Best measured FLOP/s of a size x size matrix product (2 size^3 FLOPs each), within about `seconds`."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(size, size, generator=generator).to(device, torch_dtype(dtype))
+    out = torch.empty_like(a)
+    best = math.inf
+    end = time.perf_counter() + seconds
+    with torch.inference_mode():
+        torch.mm(a, a, out=out)
+        _sync(device)
+        while True:
+            start = time.perf_counter()
+            torch.mm(a, a, out=out)
+            _sync(device)
+            now = time.perf_counter()
+            best = min(best, now - start)
+            if now >= end:
+                return 2 * size**3 / best
+
+
+def matmul_peak(dtype: str = "fp32", seconds: float = 0.3, device: str = "cpu") -> float:
+    """FLOP/s of square matrix products, measured: the best single product of a few sizes. What MFU divides by."""
+    set_threads()
+    sizes = (512, 1024, 1536) if device == "cpu" else (2048, 4096, 8192)
+    return max(matmul_rate(size, dtype, seconds / len(sizes), device) for size in sizes)
+
+
+@functools.lru_cache(maxsize=8)
+def bf16_speedup(device: str = "cpu") -> float:
+    """How many times faster a BF16 matrix product is than an FP32 one: best times, taken in turns (about 50 ms)."""
+    rates = {"fp32": 0.0, "bf16": 0.0}
+    for _ in range(4):
+        for name in rates:
+            rates[name] = max(rates[name], matmul_rate(384, name, 0.005, device))
+    return rates["bf16"] / rates["fp32"]
+
+
+def material_dir() -> Path:
+    """The folder that holds notebooks/, exercises/ and solutions/: the clone, else the copy in the package."""
+    here = Path(__file__).resolve().parent
+    root = here.parent
+    return root if (root / "notebooks").is_dir() and (root / "solutions").is_dir() else here / "_material"
+
+
+def work_dir() -> Path:
+    """The learner's own folder: COURSE_WORK if set, else work/ of the clone, else ./work. Not created here."""
+    if os.environ.get("COURSE_WORK"):
+        return Path(os.environ["COURSE_WORK"]).expanduser()
+    material = material_dir()
+    return Path.cwd() / "work" if material.name == "_material" else material / "work"

@@ -1,0 +1,314 @@
+"""One training step in nine parts that you can point at, and the trainer that runs it.
+
+The step: b sequences a micro-batch, T tokens each, V tokens in the vocabulary. The loss is the sum of the cross entropy
+over the valid tokens, divided by the number of valid tokens of the *global* batch, so micro-batches may differ in both.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from course_lib import checkpoint
+from course_lib.amp import precision_policy
+from course_lib.config import ModelConfig, TrainConfig, from_dict, require, stream_seed, to_dict
+from course_lib.data import IGNORE, BatchStream, Corpus, eval_batches, prepare
+from course_lib.errors import CheckpointError, ConfigError
+from course_lib.events import (
+    Finished,
+    OnEvent,
+    RunLog,
+    Sampled,
+    Saved,
+    Started,
+    Stepped,
+    StepRecord,
+    StopSignal,
+    TrainResult,
+    Validated,
+    Validation,
+)
+from course_lib.machine import find_compiler, pick_device, set_threads
+from course_lib.model import GPT, generate
+from course_lib.optim import clip_by_global_norm, make_optimizer, make_scheduler
+
+__all__ = ["Batch", "StepParts", "Trainer", "saved_config", "training_step"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch as it leaves the data: inputs and targets (b, T) int64, numpy."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    valid: int
+    """Valid targets (not IGNORE) in the whole global batch: what the loss divides by."""
+
+
+@dataclass
+class StepParts:
+    """The nine parts of a training step, in their order. Replace one to show it, to check it or to break it."""
+
+    batch: Callable[[int, int], Batch]
+    """1. (step, micro) -> the micro-batch: a slice of the step's global batch."""
+    input_ids: Callable[[Batch], tuple[Tensor, Tensor]]
+    """2. -> input ids (b, T) and targets (b, T), int64 on the device; targets[t] is the token after inputs[t]."""
+    forward: Callable[[Tensor], Tensor]
+    """3. input ids (b, T) -> logits (b, T, V), in the precision of the policy."""
+    loss: Callable[[Tensor, Tensor, int], Tensor]
+    """4. (logits (b, T, V), targets (b, T), valid) -> summed cross entropy / valid, a 0-d FP32 tensor."""
+    backward: Callable[[Tensor], None]
+    """5. loss -> adds to `.grad` of every trainable parameter, in the parameter's own shape."""
+    clip: Callable[[], Tensor]
+    """6. -> norm of all gradients before clipping, a 0-d tensor; scales the gradients when the norm is too large."""
+    optimizer: Callable[[], None]
+    """7. Updates the parameters from their gradients, then drops the gradients."""
+    scheduler: Callable[[], float]
+    """8. -> learning rate of this update; sets the next one."""
+    record: Callable[[int, Tensor, Tensor, float, int, float], StepRecord]
+    """9. (step, loss, grad norm, lr, tokens, seconds) -> the step's numbers; only here does the host wait for them."""
+    micro_batches: int = 1
+    """How often parts 1 to 5 run before parts 6 to 9 run once."""
+
+
+def training_step(parts: StepParts, step: int) -> StepRecord:
+    """One optimizer step, from tokens to new weights."""
+    start = time.perf_counter()
+    total: Tensor | None = None
+    for micro in range(parts.micro_batches):
+        batch = parts.batch(step, micro)
+        inputs, targets = parts.input_ids(batch)
+        logits = parts.forward(inputs)
+        loss = parts.loss(logits, targets, batch.valid)
+        parts.backward(loss)
+        total = loss.detach() if total is None else total + loss.detach()
+    assert total is not None
+    grad_norm = parts.clip()
+    parts.optimizer()
+    lr = parts.scheduler()
+    return parts.record(step, total, grad_norm, lr, batch.valid, time.perf_counter() - start)
+
+
+class Trainer:
+    """Trains any `nn.Module` that maps tokens (b, T) to logits (b, T, V).
+
+    model: None makes the configuration's GPT. corpus: None prepares its text. on_event: called with each
+    event of `course_lib.events`. `ConfigError` before the first step for what cannot run.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module | None = None,
+        corpus: Corpus | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        set_threads()
+        self.config, self.on_event = config, on_event
+        self.device = pick_device(config.device)
+        self.policy = precision_policy(self.device, config.precision)
+        self.corpus = prepare(config.data) if corpus is None else corpus
+        tokenizer = self.corpus.tokenizer
+        shape = config.model_config(tokenizer.vocab_size)
+        self.model = (GPT(shape, config.seed) if model is None else model).to(self.device)
+        own = getattr(self.model, "config", None)
+        own = own if isinstance(own, ModelConfig) else None
+        require(
+            own is None or own.vocab_size >= tokenizer.vocab_size,
+            f"the model's vocab_size={own and own.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}; "
+            f"set vocab_size={tokenizer.vocab_size}",
+        )
+        self.context = own.context if own else shape.context
+        """Tokens per sequence."""
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.optimizer = make_optimizer(self.model, config.optim, self.device)
+        self.scheduler = make_scheduler(self.optimizer, config.optim, config.steps)
+        self.stream = BatchStream(self.corpus.train, self.context, config.batch, config.seed)
+        self.random = checkpoint.RandomState(config.seed, "training", self.device)
+        if config.compile and find_compiler() is None:
+            raise ConfigError("compile needs a C++ compiler (g++, clang++ or cl), and none was found; leave it out")
+        self._call: Callable[[Tensor], Tensor] = torch.compile(self.model) if config.compile else self.model
+        self._global: tuple[int, np.ndarray, np.ndarray, int] | None = None
+        self.parts = StepParts(
+            batch=self._batch,
+            input_ids=self._input_ids,
+            forward=self._forward,
+            loss=self._loss,
+            backward=self._backward,
+            clip=self._clip,
+            optimizer=self._optimizer,
+            scheduler=self._scheduler,
+            record=self._record,
+            micro_batches=config.micro_batches,
+        )
+        if config.resume is not None:
+            self._load(checkpoint.find(config.resume))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done; the data cursor is the one place that knows."""
+        return self.stream.step
+
+    # The nine parts.
+
+    def _batch(self, step: int, micro: int) -> Batch:
+        if self._global is None or self._global[0] != step:
+            inputs, targets = self.stream.global_batch(step)
+            self._global = step, inputs, targets, int((targets != IGNORE).sum())
+        _, inputs, targets, valid = self._global
+        rows = len(inputs) // self.parts.micro_batches
+        piece = slice(micro * rows, (micro + 1) * rows)
+        return Batch(inputs[piece], targets[piece], valid)
+
+    def _input_ids(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(batch.inputs).to(self.device), torch.from_numpy(batch.targets).to(self.device)
+
+    def _forward(self, inputs: Tensor) -> Tensor:
+        with self.random.use(), self.policy.autocast():
+            return self._call(inputs)
+
+    def _loss(self, logits: Tensor, targets: Tensor, valid: int) -> Tensor:
+        total = F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+        )  # (b T, V), (b T,) -> ()
+        return total / max(valid, 1)
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def _clip(self) -> Tensor:
+        return clip_by_global_norm(self.model.parameters(), self.config.optim.clip_norm)
+
+    def _optimizer(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _scheduler(self) -> float:
+        used = float(self.scheduler.get_last_lr()[0])
+        self.scheduler.step()
+        return used
+
+    def _record(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int, seconds: float) -> StepRecord:
+        self.stream.step = step + 1
+        return StepRecord(step, float(loss), float(grad_norm), lr, tokens, seconds)
+
+    # A run.
+
+    def run(self, steps: int | None = None) -> TrainResult:
+        """Train `steps` more steps, at most to the end of the configured run (None: all of them).
+
+        Ctrl-C ends it after the current step, with a checkpoint if there is an `out`; a second one stops at once.
+        """
+        config = self.config
+        stop = config.steps if steps is None else min(config.steps, self.step + steps)
+        self.model.train()
+        with RunLog(self.on_event, config.out) as log, StopSignal() as interrupt:
+            log(Started(self.step, stop, self.parameters, self.device, self.policy.name))
+            while self.step < stop and not interrupt.set:
+                record = training_step(self.parts, self.step)
+                self.stream.step = record.step + 1
+                log(Stepped(record))
+                if _due(self.step, config.val_every) and self.step < stop:
+                    log(Validated(self.step, self.validate()))
+                if config.out is not None and _due(self.step, config.checkpoint_every) and self.step < stop:
+                    log(Saved(self.step, self.save()))
+            if not interrupt.set:
+                log(Validated(self.step, self.validate()))
+                log(Sampled(self.step, self.sample()))
+            if config.out is not None:
+                log(Saved(self.step, self.save()))
+            result = log.result(self.step, self.parameters, self.device, self.policy.name, interrupt.set)
+            log(Finished(result))
+        return result
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        """Score every token of the validation stream once, in FP32, in windows of `context` tokens side by side."""
+        was_training = self.model.training
+        self.model.eval()
+        total, count = 0.0, 0
+        for inputs, targets in eval_batches(self.corpus.val, self.context, 64):
+            ids, wanted = self._input_ids(Batch(inputs, targets, 1))
+            total += float(self._loss(self.model(ids), wanted, 1))
+            count += int((targets != IGNORE).sum())
+        self.model.train(was_training)
+        size = self.corpus.val_bytes
+        return Validation(total / count, total / math.log(2) / size if size else None, count)
+
+    def sample(
+        self, prompt: str = "", tokens: int = 120, temperature: float = 0.8, top_k: int | None = None, seed: int = 0
+    ) -> str:
+        """The prompt and `tokens` sampled tokens, as text; "" begins a document. Same seed and weights, same text."""
+        tokenizer = self.corpus.tokenizer
+        start = torch.tensor([tokenizer.eos, *tokenizer.encode(prompt).tolist()], device=self.device)
+        generator = torch.Generator(self.device).manual_seed(stream_seed(seed, "sample"))
+        ids = generate(self.model, start, tokens, self.context, temperature, top_k, generator)
+        return tokenizer.decode(ids[1:].cpu().numpy())
+
+    # Checkpoints.
+
+    def save(self, folder: Path | None = None) -> Path:
+        """Write a checkpoint to `folder` (None: `out`/step-N, or checkpoints/step-N) and return it."""
+        if folder is None:
+            folder = (self.config.out or Path("checkpoints")) / f"step-{self.step:06d}"
+        meta = {
+            "step": self.step,
+            "config": to_dict(self.config),
+            "precision": self.policy.name,
+            "scheduler": {key: value for key, value in self.scheduler.state_dict().items() if key != "lr_lambdas"},
+            "stream": self.stream.state_dict(),
+            "random": self.random.state_dict(),
+            "data": self._digest(),
+        }
+        return checkpoint.save(
+            Path(folder), model=self.model, optimizer=self.optimizer, meta=meta, tokenizer=self.corpus.tokenizer
+        )
+
+    @classmethod
+    def resume(
+        cls,
+        folder: Path,
+        model: nn.Module | None = None,
+        corpus: Corpus | None = None,
+        on_event: OnEvent | None = None,
+        **changes: Any,
+    ) -> "Trainer":
+        """The trainer of a checkpoint (or of the newest one in an `out` folder), to go on as if never stopped.
+
+        A model or corpus of your own has to be given again. `changes` replace fields of the saved configuration.
+        """
+        return cls(saved_config(folder, **changes), model, corpus, on_event)
+
+    def _load(self, folder: Path) -> None:
+        meta = checkpoint.read_meta(folder)
+        if meta["data"] != self._digest():
+            raise CheckpointError(f"{folder}: this run's tokens differ from the data there; give the same text")
+        checkpoint.load_model(folder, self.model)
+        checkpoint.load_optimizer(folder, self.model, self.optimizer)
+        self.scheduler.load_state_dict({"lr_lambdas": [None] * len(self.optimizer.param_groups), **meta["scheduler"]})
+        self.stream.load_state_dict(meta["stream"])
+        self.random.load_state_dict(meta["random"])
+
+    def _digest(self) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self.corpus.train).tobytes()).hexdigest()
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def saved_config(folder: Path, **changes: Any) -> TrainConfig:
+    """The configuration that goes on from a checkpoint: its own, in the precision it chose, some fields changed."""
+    found = checkpoint.find(folder)
+    meta = checkpoint.read_meta(found)
+    config = from_dict(meta["config"])
+    out = found.parent if config.out is not None else None
+    return replace(config, **{"precision": meta["precision"], "out": out, "resume": found, **changes})
