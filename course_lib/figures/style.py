@@ -91,7 +91,7 @@ _SERIES = [
 
 
 def series(index: int) -> dict[str, Any]:
-    """Keyword arguments of `ax.plot` for the index-th curve: a colour and dashes, so that greyscale tells them apart."""
+    """Keyword arguments of `ax.plot` for the index-th curve: a colour, and dashes that greyscale tells apart."""
     name, dashes = _SERIES[index % len(_SERIES)]
     return {"color": COLORS[name], "linestyle": dashes, "linewidth": 2.0}
 

@@ -1,7 +1,21 @@
 """What the notebooks call to show things: pictures, predictions, explorers, live training, hints."""
 
+from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
+from course_lib.widgets.explorer import Goal, Preset, View, explorer
 from course_lib.widgets.live import watch
 from course_lib.widgets.predict import predict
 from course_lib.widgets.show import show
 
-__all__ = ["predict", "show", "watch"]
+__all__ = [
+    "ChoiceControl",
+    "FloatControl",
+    "Goal",
+    "IntControl",
+    "Preset",
+    "TextControl",
+    "View",
+    "explorer",
+    "predict",
+    "show",
+    "watch",
+]

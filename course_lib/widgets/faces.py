@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
@@ -60,7 +61,7 @@ def caption_html(caption: str) -> str:
     return f'<p class="course-caption" style="max-width: 800px; margin: 2px 0 10px 0">{rich(caption)}</p>'
 
 
-def numbers_html(row: list[tuple[str, str]]) -> str:
+def numbers_html(row: Sequence[tuple[str, str]]) -> str:
     """A row of big numbers, each over what it is."""
     cells = "".join(
         f'<div class="course-number"><b>{rich(value)}</b><span>{rich(label)}</span></div>' for value, label in row

@@ -106,7 +106,8 @@ class Watch:
         share = len(self.steps) / max(self._last - self._first, 1)
         progress = (
             '<div role="progressbar" aria-label="training" aria-valuemin="0" aria-valuemax="100" '
-            f'aria-valuenow="{100 * share:.0f}" style="height: 6px; border-radius: 3px; background: var(--jp-border-color2, #ddd); margin: 6px 0">'
+            f'aria-valuenow="{100 * share:.0f}" style="height: 6px; border-radius: 3px; margin: 6px 0; '
+            'background: var(--jp-border-color2, #ddd)">'
             f'<div style="height: 6px; border-radius: 3px; width: {share:.1%}; background: #0072B2"></div></div>'
         )
         self._page.value = (
@@ -198,6 +199,6 @@ def watch(title: str) -> Watch:
     """A callback that shows a training run while it runs: `Trainer(config, on_event=watch("The first run")).run()`.
 
     In a notebook: the loss curve, steps done, tokens a second, time left, drawn at most four times a second; at the end
-    the picture of the whole run stays in the page, with its caption. Elsewhere: a progress bar on stderr, then one line.
+    the picture of the whole run stays in the page, with its caption. Elsewhere: a progress bar on stderr, then a line.
     """
     return Watch(title)
