@@ -1,0 +1,107 @@
+"""The commands `grade`, `release`, `execute`, `hint` and `syllabus`: arguments in, exit code out."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from course_lib.machine import material_dir
+
+__all__ = ["execute_main", "hint_main", "release_main", "syllabus_main"]
+
+
+def release_main(argv: list[str]) -> int:
+    """`course release [--check]`: write exercises/ from solutions/, or say what differs (exit 1)."""
+    parser = argparse.ArgumentParser(prog="course release", description="Write exercises/ from solutions/.")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when exercises/ is not what it should be"
+    )
+    options = parser.parse_args(argv)
+    from course_lib.grading.release import differences, write_release
+
+    if options.check:
+        found = differences()
+        for line in found:
+            print(line)
+        if found:
+            print("run `course release`")
+        return 1 if found else 0
+    for path in write_release():
+        print(f"wrote exercises/{path.name}")
+    return 0
+
+
+def execute_main(argv: list[str]) -> int:
+    """`course execute NOTEBOOK... | --all`: run notebooks and write them with normalised outputs."""
+    parser = argparse.ArgumentParser(
+        prog="course execute",
+        description="Run notebooks of the course and write them with outputs that are the same on every machine.",
+    )
+    parser.add_argument("notebooks", nargs="*", type=Path, metavar="NOTEBOOK", help="a path, or a name in solutions/")
+    parser.add_argument("--all", action="store_true", help="every chapter and every solution")
+    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds a cell may take (300)")
+    parser.add_argument("--draft", action="store_true", help="write the notebook even when something must be mended")
+    options = parser.parse_args(argv)
+    from course_lib.grading.execute import execute
+
+    material = material_dir()
+    paths = list(options.notebooks)
+    if options.all:
+        paths += [path for room in ("notebooks", "solutions") for path in sorted((material / room).glob("*.ipynb"))]
+    if not paths:
+        parser.error("name a notebook, or say --all")
+    failed = 0
+    for number, path in enumerate(paths, start=1):
+        if not path.exists() and (material / "solutions" / path).exists():
+            path = material / "solutions" / path
+        print(f"[{number}/{len(paths)}] {path} ...", end=" ", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        done = execute(path, options.timeout)
+        state = "done" if not done.problems else f"{len(done.problems)} to mend"
+        print(f"{state}, {time.perf_counter() - start:.1f} s", file=sys.stderr)
+        for problem in done.problems:
+            print(f"{path.name}: {problem}")
+        failed += bool(done.problems)
+        if options.draft or not done.problems:
+            path.write_bytes(done.content)
+    return 1 if failed else 0
+
+
+def hint_main(argv: list[str]) -> int:
+    """`course hint 03.2 [--level N]`: the first hint, or hints 1 to N."""
+    parser = argparse.ArgumentParser(
+        prog="course hint", description="Hints for an exercise: the idea; where; pseudo-code."
+    )
+    parser.add_argument("exercise", help="its place (03.2) or its id (unequal-tokens)")
+    parser.add_argument("--level", type=int, choices=(1, 2, 3), default=1, help="how much to tell (1)")
+    options = parser.parse_args(argv)
+    from course_lib.grading.assignment import find_item
+
+    _, item = find_item(options.exercise)
+    print(f"{item.position} {item.title} ({item.id})")
+    for number, hint in enumerate(item.hints[: options.level], start=1):
+        print(f"hint {number} of {len(item.hints)}: {hint}")
+    if options.level < len(item.hints):
+        print(f"More: course hint {options.exercise} --level {options.level + 1}")
+    return 0
+
+
+def syllabus_main(argv: list[str]) -> int:
+    """`course syllabus`: chapters with their exercises, points, minutes and claims."""
+    parser = argparse.ArgumentParser(
+        prog="course syllabus", description="Chapters, exercises, points, minutes, claims."
+    )
+    parser.parse_args(argv)
+    from course_lib.grading.assignment import all_assignments
+
+    points = minutes = 0.0
+    for assignment in all_assignments():
+        total = sum(item.minutes for item in assignment.items)
+        print(f"{assignment.name}  ({assignment.max_score:g} points, {total:g} minutes)")
+        for item in assignment.items:
+            claims = " ".join(str(claim) for claim in item.claims) or "-"
+            facts = f"{item.points:>4g} points {item.minutes:>4g} minutes  claims {claims}"
+            print(f"  {item.position:<6} {item.id:<26} {facts:<44} {item.title}")
+        points, minutes = points + assignment.max_score, minutes + total
+    print(f"in all {points:g} points, {minutes:g} minutes")
+    return 0
