@@ -182,7 +182,7 @@ def stamp_path(root):
 
 
 def read_stamp(root):
-    """What .venv was made for, {"building": pid} for an unfinished one, None without .venv. Stops on a foreign one."""
+    """What .venv was made for; {"building": pid}: unfinished; None: there is none. Stops on one of another maker."""
     if not os.path.lexists(os.path.join(root, ".venv")):
         return None
     try:
@@ -285,7 +285,7 @@ def find_torch(root):
 
 
 def make_venv(root, kept):
-    """An empty .venv. `kept`: a folder whose packages it sees after its own (a venv or conda will do): torch is there."""
+    """An empty .venv. `kept`: the folder with the torch to keep; its packages are seen after .venv's own."""
     base = getattr(sys, "_base_executable", None) or sys.executable
     run_quietly([base, "-m", "venv", ".venv"], root)
     if kept:
@@ -311,7 +311,8 @@ def pip_calls(root, torch, platform):
             project = tomllib.load(file)["project"]
         needs = project["dependencies"] + project["optional-dependencies"]["dev"]
         needs = [need for need in needs if not need.replace(">", "=").replace("<", "=").startswith("torch=")]
-        return [constrained + needs, ["--no-deps", "-e", "."]]
+        # Nothing but torch and what torch needs is taken from outside: JupyterLab's files have to lie in .venv.
+        return [["--ignore-installed"] + constrained + needs, ["--no-deps", "-e", "."]]
     calls = [constrained + ["-e", ".[dev]"]]
     if torch == "cpu" and platform.startswith("linux"):
         # torch alone comes from its own index, which has other versions of everything else.
@@ -320,7 +321,7 @@ def pip_calls(root, torch, platform):
 
 
 def run_quietly(argv, root):
-    """Run a step of the set-up. pip's progress shows on a terminal; when the step fails, its stderr becomes one line."""
+    """Run a step of the set-up. pip's progress shows on a terminal; a failing step's stderr becomes one line."""
     env = child_environment(root)
     env.setdefault("PIP_RETRIES", "2")
     env.update(PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
