@@ -391,15 +391,20 @@ def _top(group: list[float], gap: float) -> float:
 
 
 def _arrange(fig: Figure) -> None:
+    """Lay the figure out once, and then move the labels at the ends of lines apart."""
     layout = _LAYOUTS.get(fig)
-    if layout is None or not layout.ends:
+    if layout is None:
         return
-    fig.draw_without_rendering()
+    _place(fig)
+    engine = fig.get_layout_engine()
+    assert engine is not None
+    engine.execute(fig)
+    fig.set_layout_engine("none")
+    px = fig.dpi / _DPI
     for ax, labels in layout.ends.items():
         at = np.array([ax.transData.transform(ax.convert_xunits(label.xy))[1] for label in labels])
         order = np.argsort(at, kind="stable")
         moved = np.empty_like(at)
-        px = fig.dpi / _DPI
         moved[order] = _spread(at[order], gap=15.5 * px, low=ax.bbox.y0 + 7 * px)
         for label, shift in zip(labels, moved - at, strict=True):
             label.set_position((7, shift * 72 / fig.dpi))

@@ -2,8 +2,8 @@
 
 CSS classes, which the browser tests rely on:
 
-- `course-explorer`: the whole; `course-explorer-title`, `course-explorer-goals` (`li`: `course-goal-reached`);
-- `course-explorer-presets`: its buttons, the last one resets; `course-explorer-more`: the button for the other controls;
+- `course-explorer`: the whole; `course-explorer-title`; `course-explorer-goals` (`course-goal-reached`);
+- `course-explorer-presets`: its buttons, the last one resets; `course-explorer-more`: shows the other controls;
 - `course-explorer-controls`: a box of controls; each is a `course-control`, and `course-control-NAME`;
 - `course-explorer-picture`: what `draw` drew, its numbers and message included; a goal's tick is not part of it;
 - `course-explorer-error`: one line, when a setting cannot be drawn; `course-explorer-caption`: the sentence under it.
@@ -236,7 +236,9 @@ class Explorer(Shown):
 
     def _more(self, box: ipywidgets.VBox) -> list[Any]:
         box.layout.display = "none"
-        button = ipywidgets.Button(description="More controls", icon="chevron-down")
+        button = ipywidgets.Button(
+            description="More controls", icon="chevron-down", layout={"align_self": "flex-start"}
+        )
         button.add_class("course-explorer-more")
 
         def toggle(_: Any) -> None:

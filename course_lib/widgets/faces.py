@@ -35,9 +35,25 @@ __all__ = [
 _CSS = resources.files("course_lib.widgets").joinpath("style.css").read_text(encoding="utf-8")
 
 
+# ipywidgets gives sliders and groups of buttons no accessible name; the style sheet's load event copies the seen one.
+_NAMES = """
+const name = () => document.querySelectorAll('.course-widget .widget-label').forEach(label => {
+  const text = label.innerText.trim(), box = label.parentElement;
+  if (!text) return;
+  box.querySelectorAll('[role=slider]').forEach(handle => handle.setAttribute('aria-label', text));
+  box.querySelectorAll('.widget-readout').forEach(field => {
+    field.setAttribute('role', 'textbox'); field.setAttribute('aria-label', text + ', typed'); });
+  box.querySelectorAll(':scope > div:has(> button, > label)').forEach(group => {
+    group.setAttribute('role', 'group'); group.setAttribute('aria-label', text); });
+});
+for (const wait of [50, 500, 2000]) setTimeout(name, wait);
+"""
+
+
 def styles() -> ipywidgets.HTML:
     """A widget without height that carries the style sheet of every widget of the course."""
-    return ipywidgets.HTML(f"<style>{_CSS}</style>", layout={"display": "block", "height": "0px", "margin": "0"})
+    sheet = f'<style onload="{html.escape(_NAMES)}">{_CSS}</style>'
+    return ipywidgets.HTML(sheet, layout={"display": "block", "height": "0px", "margin": "0"})
 
 
 def rich(text: str) -> str:

@@ -79,11 +79,14 @@ class Watch:
         self._box = box
         self._view = display(bundle, raw=True, display_id=True)
 
+    def _recent(self) -> float:
+        return float(np.mean(self.losses[-20:]))
+
     def _numbers(self) -> list[tuple[str, str]]:
         done = (self.steps[-1] + 1) if self.steps else self._first
         row = [(f"{done:,} of {self._last:,}", "steps")]
         if self.losses:
-            row.append((f"{smoothed(self.losses)[-1]:.2f}", "training loss, nats a token"))
+            row.append((f"{self._recent():.2f}", "training loss, nats a token"))
         if self._bits is not None:
             row.append((f"{self._bits:.2f}", "validation, bits a byte"))
         if self._seconds > 0:
@@ -167,9 +170,8 @@ class Watch:
             row.insert(0, (f"{result.val_bits_per_byte:.2f}", "bits a byte, validation"))
         if not self.losses:
             return
-        ends = smoothed(self.losses)
-        headline = f"{self.title}: from {self.losses[0]:.2f} to {ends[-1]:.2f} nats a token"
-        caption = "The loss of every step (pale) and its running mean over about 20 steps"
+        headline = f"{self.title}: from {self.losses[0]:.2f} to {self._recent():.2f} nats a token"
+        caption = "The loss of every step (pale) and its mean over 20 neighbours"
         caption += ", with the validation loss as dots." if self.validations else "."
         if not in_notebook():
             print(f"{headline}. " + "; ".join(f"{value} {label}" for value, label in row))

@@ -61,7 +61,7 @@ class Prediction(Shown):
         question = ipywidgets.HTML(f'<div class="course-title">Predict</div><p>{rich(self.question)}</p>')
         question.add_class("course-predict-question")
         self._choice = ipywidgets.RadioButtons(
-            options=list(self.options), value=None, layout={"width": "auto"}, tooltip="Your prediction"
+            options=list(self.options), value=None, description="Your prediction", layout={"width": "auto"}
         )
         self._choice.add_class("course-predict-options")
         self._sure = ipywidgets.ToggleButtons(

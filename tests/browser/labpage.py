@@ -1,0 +1,255 @@
+"""A JupyterLab of its own in a temporary folder, a page in Debian's Chromium on it, and what a chapter must be there.
+
+The checks return a list of problems, each one line; an empty list is a pass. They know nothing of any chapter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SETTINGS = {
+    "notebook-extension/tracker": {"windowingMode": "none"},
+    "apputils-extension/notification": {"fetchNews": "false"},
+    "docmanager-extension/plugin": {"autosave": False},
+}
+READY = """() => {
+  const context = window.jupyterapp?.shell?.currentWidget?.sessionContext;
+  return !!(context?.isReady && context.session?.kernel?.status === 'idle'
+            && document.querySelector('.jp-Notebook .jp-Cell'));
+}"""
+
+
+class LabServer:
+    """A running JupyterLab whose root is `folder`; its own settings, trust database and runtime files."""
+
+    def __init__(self, folder: Path, home: Path, theme: str = "JupyterLab Light") -> None:
+        self.folder = folder
+        places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
+        env = dict(os.environ) | {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
+        env |= {
+            "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+        }
+        env |= {"IPYTHONDIR": str(home / "ipython"), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        for name, value in (SETTINGS | {"apputils-extension/themes": {"theme": theme}}).items():
+            path = home / "settings/@jupyterlab" / f"{name}.jupyterlab-settings"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(value), encoding="utf-8")
+        self._log = (home / "lab.log").open("w", encoding="utf-8")
+        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
+        command += [f"--ServerApp.root_dir={folder}", "--IdentityProvider.token=", "--ServerApp.password="]
+        command += ["--ServerApp.disable_check_xsrf=True", "--LabApp.expose_app_in_browser=True"]
+        self._process = subprocess.Popen(command, env=env, stdout=self._log, stderr=self._log, cwd=folder)
+        self.url = self._wait(home)
+
+    def _wait(self, home: Path) -> str:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            for path in (home / "runtime").glob("jpserver-*.json"):
+                with contextlib.suppress(ValueError):
+                    return str(json.loads(path.read_text(encoding="utf-8"))["url"]).rstrip("/")
+            if self._process.poll() is not None:
+                break
+            time.sleep(0.2)
+        self.close()
+        raise RuntimeError("JupyterLab did not start:\n" + (home / "lab.log").read_text(encoding="utf-8")[-2000:])
+
+    def close(self) -> None:
+        """End it and the kernels it started."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+class LabPage:
+    """One notebook open in a browser page. `console` collects the browser's console errors."""
+
+    def __init__(self, page: Any, server: LabServer, name: str) -> None:
+        self.page, self.name = page, name
+        self.cells = json.loads((server.folder / name).read_text(encoding="utf-8"))["cells"]
+        self.console: list[str] = []
+        page.on("console", lambda m: self.console.append(m.text[:300]) if m.type == "error" else None)
+        page.on("pageerror", lambda error: self.console.append(str(error)[:300]))
+        page.goto(f"{server.url}/doc/tree/{name}?reset")
+        page.wait_for_function(READY, timeout=90_000)
+        page.wait_for_timeout(300)
+
+    def run(self, wanted: list[int], timeout_s: float = 120) -> None:
+        """Run these cells, one after the other, and wait until the page is at rest."""
+        self.page.set_default_timeout(timeout_s * 1000)
+        for index in wanted:
+            self.page.evaluate(
+                """async index => {
+                  jupyterapp.shell.currentWidget.content.activeCellIndex = index;
+                  await jupyterapp.commands.execute('notebook:run-cell');
+                }""",
+                index,
+            )
+        self.page.wait_for_function(READY)
+        self.page.wait_for_function("() => !document.body.innerText.includes('Loading widget')")
+        self.page.wait_for_timeout(400)
+
+    def tagged(self, *prefixes: str) -> list[int]:
+        """Indices of the code cells with a tag that starts so."""
+        found = []
+        for index, cell in enumerate(self.cells):
+            tags = cell["metadata"].get("tags", [])
+            if cell["cell_type"] == "code" and any(tag.startswith(prefixes) for tag in tags):
+                found.append(index)
+        return found
+
+    # ---------------------------------------------------------------------------------------------------- the checks
+
+    def pictures(self) -> list[str]:
+        """Every picture and static face that the file holds is on the page, drawn, and has its caption."""
+        problems: list[str] = self.page.evaluate(_PICTURES)
+        seen = self.page.evaluate("() => [...document.querySelectorAll('.jp-OutputArea-output img')].length")
+        outputs = [output.get("data", {}) for cell in self.cells for output in cell.get("outputs", [])]
+        pictures = sum("image/png" in data or "<img" in "".join(data.get("text/html", "")) for data in outputs)
+        if seen < pictures:
+            problems.append(f"{pictures} pictures in the file, {seen} on the page")
+        widgets = sum("application/vnd.jupyter.widget-view+json" in data for data in outputs)
+        faces = self.page.locator(".jp-OutputArea-output .course-static:visible").count()
+        if faces < widgets:
+            problems.append(f"{widgets} widgets in the file, {faces} static faces on the page")
+        return problems
+
+    def outputs(self) -> list[str]:
+        """No error output, nothing on stderr, no widget that failed to show, no console error."""
+        places = ", ".join(
+            f".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.{kind}']" for kind in ("error", "stderr")
+        )
+        problems = [f"output: {text[:300]}" for text in self.page.locator(places).all_inner_texts()]
+        text = self.page.locator(".jp-Notebook").inner_text()
+        for sign in ("Error displaying widget", "Loading widget", "VBox(children"):
+            if sign in text:
+                problems.append(f"the page says {sign!r}")
+        return problems + [f"console: {line}" for line in self.console]
+
+    def explorers(self) -> list[str]:
+        """Every control of every live explorer has a label, is moved by keyboard, and its picture answers."""
+        problems = []
+        live = self.page.locator(".course-explorer:not(.course-static)")
+        for number in range(live.count()):
+            problems += self._explorer(live.nth(number))
+        return problems
+
+    def _explorer(self, box: Any) -> list[str]:
+        title = box.locator(".course-explorer-title").first.inner_text()
+        problems = []
+        if not box.locator(".course-explorer-caption").inner_text().strip():
+            problems.append(f"{title}: no caption")
+        for more in box.locator(".course-explorer-more").all():
+            self._press(more, "Enter")
+        reset = box.locator(".course-explorer-presets button").last
+        controls = box.locator(".course-control:visible")
+        moved = 0
+        for number in range(controls.count()):
+            control = controls.nth(number)
+            name = control.evaluate(_NAME)
+            if not name:
+                problems.append(f"{title}: control {number + 1} has no label")
+            if control.evaluate("e => !!e.querySelector(':disabled, [disabled]')"):
+                continue
+            moved += 1
+            if not self._answers(box, control):
+                problems.append(f"{title}: the picture does not answer {name or f'control {number + 1}'!r}")
+            if control.locator(".noUi-handle").count():
+                for key in ("End", "Home"):
+                    self._press(control.locator(".noUi-handle"), key)
+                    problems += self._errors(box, f"{title}: {name!r} at {key.lower()}")
+            problems += self._errors(box, f"{title}: {name!r}")
+            self._press(reset, "Enter")
+        if not moved:
+            problems.append(f"{title}: no control that could be moved")
+        return problems
+
+    def _press(self, target: Any, key: str) -> None:
+        """Press a key on an element and wait until the kernel has answered."""
+        target.focus()
+        self.page.keyboard.press(key)
+        for pause in (100, 50):
+            self.page.wait_for_timeout(pause)
+            self.page.wait_for_function(READY)
+
+    def _errors(self, box: Any, where: str) -> list[str]:
+        return [f"{where}: {text}" for text in box.locator(".course-explorer-error").all_inner_texts()]
+
+    def _answers(self, box: Any, control: Any) -> bool:
+        """Try the keys that should move this kind of control, until the picture changes."""
+        picture = box.locator(".course-explorer-picture")
+        before = picture.inner_html()
+        for focus, key in control.evaluate(_KEYS):
+            self._press(control.locator(focus).first, key)
+            if picture.inner_html() != before:
+                return True
+        return False
+
+
+_PICTURES = """() => {
+  const problems = [];
+  for (const img of document.querySelectorAll('.jp-OutputArea-output img')) {
+    const what = (img.alt || img.closest('.jp-Cell').querySelector('.cm-content')?.innerText || '').slice(0, 60);
+    const box = img.getBoundingClientRect();
+    if (!img.complete || !img.naturalWidth || box.width < 20 || box.height < 20)
+      problems.push(`a picture is not drawn: ${what}`);
+    const face = img.closest('.course-static, .course-widget');
+    const next = img.closest('.jp-OutputArea-child')?.nextElementSibling;
+    if (face && !img.alt) problems.push(`a picture without alternative text: ${what}`);
+    if (!(face || next)?.querySelector('.course-caption')?.innerText.trim())
+      problems.push(`a picture without caption: ${what}`);
+  }
+  return problems;
+}"""
+
+# The label of a control: what a screen reader is told, or else the text that stands before it.
+_NAME = """e => {
+  const field = e.querySelector('[role=slider], select, input, textarea, [role=group], button');
+  const said = field?.getAttribute('aria-label') || [...(field?.labels || [])].map(l => l.innerText).join(' ');
+  return (said || e.querySelector('.widget-label')?.innerText || '').trim();
+}"""
+
+# Which key moves which kind of control.
+_KEYS = """e => {
+  if (e.querySelector('.noUi-handle'))
+    return [['.noUi-handle', 'ArrowRight'], ['.noUi-handle', 'ArrowLeft'], ['.noUi-handle', 'ArrowLeft']];
+  if (e.querySelector('select')) return [['select', 'ArrowDown'], ['select', 'ArrowUp'], ['select', 'ArrowUp']];
+  if (e.querySelector('input[type=text], textarea')) return [['input, textarea', 'x'], ['input, textarea', ' ']];
+  if (e.querySelector('button')) return [['button:not(.mod-active)', 'Enter']];
+  return [['input', 'Space'], ['input', 'ArrowUp'], ['input', 'ArrowDown']];
+}"""
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """A headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
