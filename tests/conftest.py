@@ -1,4 +1,4 @@
-"""For every test: threads are few and set once, and the run leaves the checkout as it found it."""
+"""For every run of the tests: it leaves the checkout as it found it."""
 
 import os
 import subprocess
