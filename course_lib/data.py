@@ -7,14 +7,14 @@ predicted too: it adds to the loss, but no bytes. That is the convention of bits
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from course_lib.config import stream_seed
+from course_lib.documents import Document, default_corpus, load_text, split_documents
 from course_lib.errors import CheckpointError, ConfigError, DataError
 from course_lib.tokenizer import BPETokenizer, BytesTokenizer, Tokenizer
 
@@ -39,24 +39,9 @@ __all__ = [
 IGNORE = -100
 """A target that is not predicted: it adds to neither the loss nor the count of tokens."""
 
-MIN_CHARACTERS = 2_000  # below this there is nothing to split into training and validation
 TOKENIZER_CHARACTERS = 4_000_000  # a tokenizer learns little from more, and the time grows
-SEPARATOR = "<|endoftext|>"
 
 Row = TypeVar("Row", bound=Any)
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text that belongs together; training and validation never share one."""
-
-    name: str
-    text: str
-
-    @property
-    def size(self) -> int:
-        """UTF-8 bytes."""
-        return len(self.text.encode("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -77,133 +62,6 @@ class Corpus:
     def documents(self) -> tuple[Document, ...]:
         """All documents, those for training first."""
         return self.train_documents + self.val_documents
-
-
-def default_corpus() -> list[Document]:
-    """The reference manual of Python that CPython carries: about 465,000 characters of English and code, by topic.
-
-    The text differs between Python versions, so no exact number may depend on it.
-    """
-    from pydoc_data.topics import topics
-
-    return [Document(name, topics[name]) for name in sorted(topics)]
-
-
-def load_text(path: str | Path) -> list[Document]:
-    r"""The documents of a UTF-8 text file, with or without BOM; `\r\n` becomes `\n`.
-
-    Lines that hold only `<|endoftext|>` separate documents. A file without them is cut at blank lines (else line ends,
-    else anywhere) into about sixty pieces, each of 200 to 8,000 characters or so: paragraphs stay whole, and there is
-    something to split. DataError when the file is missing, a folder, empty, too short, or not UTF-8 text.
-    """
-    path = Path(path)
-    text = _read_utf8(path).replace("\r\n", "\n").replace("\r", "\n")
-    if not text.strip():
-        raise DataError(f"{path}: the file is empty; give a text file of at least {MIN_CHARACTERS:,} characters")
-    if len(text) < MIN_CHARACTERS:
-        raise DataError(
-            f"{path}: too short, {len(text):,} characters; give at least {MIN_CHARACTERS:,}, better 100,000 or more"
-        )
-    pieces = re.split(rf"^{re.escape(SEPARATOR)}[ \t]*$", text, flags=re.MULTILINE)
-    pieces = [piece.strip("\n") for piece in pieces if piece.strip()]
-    if len(pieces) < 2:
-        pieces = _cut(pieces[0], min(8_000, max(200, len(text) // 60)))
-    return [Document(f"{path.name}:{i}", piece) for i, piece in enumerate(pieces, 1)]
-
-
-def _read_utf8(path: Path) -> str:
-    """The file's text without BOM; DataError says why it cannot be read, and at which byte."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        missing = "there is no such file; check the path" if isinstance(error, FileNotFoundError) else None
-        folder = "this is a folder; give one text file" if path.is_dir() else None
-        raise DataError(f"{path}: {folder or missing or error.strerror or error}") from error
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise DataError(f"{path}: this is UTF-16 text; save it as UTF-8")
-    nul = raw.find(b"\0")
-    if nul >= 0:
-        raise DataError(f"{path}: not text, there is a NUL at byte {nul}; give a UTF-8 text file")
-    try:
-        return raw.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: not UTF-8, byte {error.start} is 0x{raw[error.start]:02X} ({error.reason}); save it as UTF-8"
-        ) from error
-
-
-def _cut(text: str, size: int) -> list[str]:
-    """`text` in pieces of about `size` characters, cut after blank lines, else after a line, else anywhere."""
-    pieces: list[str] = []
-    start = 0
-    while len(text) - start > 1.5 * size:
-        window = text[start + size // 2 : start + 3 * size // 2]
-        cut = next((at + len(mark) for mark in ("\n\n", "\n", " ") if (at := window.rfind(mark)) >= 0), size // 2)
-        pieces.append(text[start : start + size // 2 + cut])
-        start += size // 2 + cut
-    pieces.append(text[start:])
-    return [piece for piece in pieces if piece.strip()]
-
-
-def split_documents(
-    documents: Sequence[Document], val_fraction: float = 0.1, seed: int = 0
-) -> tuple[list[Document], list[Document]]:
-    """(training, validation) documents, about `val_fraction` of the bytes in the second; order kept, no document lost.
-
-    Documents that repeat each other stay on one side (manuals quote themselves: almost a fifth of the default corpus is
-    copies), so validation measures text that was not trained on. The same documents and seed give the same split.
-    DataError when there are not two documents that can be told apart.
-    """
-    if not 0 < val_fraction < 1:
-        raise ConfigError(f"val_fraction={val_fraction} must be above 0 and below 1; try val_fraction=0.1")
-    groups = _related(documents)
-    if len(groups) < 2:
-        raise DataError("training and validation need two different documents; this text has one, or copies of one")
-    sizes = [sum(documents[i].size for i in group) for group in groups]
-    wanted = val_fraction * sum(sizes)
-    order = np.random.default_rng(np.random.SeedSequence([seed, 0x5917])).permutation(len(groups))
-    chosen: list[int] = []
-    held = 0
-    for g in order.tolist():  # in random order, take what brings the total closer to the wanted bytes
-        if len(chosen) < len(groups) - 1 and abs(held + sizes[g] - wanted) < abs(held - wanted):
-            chosen.append(g)
-            held += sizes[g]
-    if not chosen:  # every group is more than twice the wanted size: the smallest has to do
-        chosen = [int(np.argmin(sizes))]
-    val = {i for g in chosen for i in groups[g]}
-    return [d for i, d in enumerate(documents) if i not in val], [documents[i] for i in sorted(val)]
-
-
-def _related(documents: Sequence[Document]) -> list[list[int]]:
-    """Indices of documents in groups that repeat each other: paragraphs in common are a fifth of the smaller one."""
-    paragraphs = [
-        {p for p in map(str.strip, re.split(r"\n\s*\n", document.text)) if len(p) >= 80} for document in documents
-    ]
-    holders: dict[str, list[int]] = {}
-    for i, own in enumerate(paragraphs):
-        for paragraph in sorted(own):
-            holders.setdefault(paragraph, []).append(i)
-    common: dict[tuple[int, int], int] = {}
-    for paragraph, where in holders.items():
-        for second in where[1:]:
-            pair = where[0], second
-            common[pair] = common.get(pair, 0) + len(paragraph)
-    parent = list(range(len(documents)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
-    weights = [sum(map(len, own)) for own in paragraphs]
-    for (first, second), shared in common.items():
-        if shared >= 0.2 * min(weights[first], weights[second]):
-            low, high = sorted((root(first), root(second)))
-            parent[high] = low
-    groups: dict[int, list[int]] = {}
-    for i in range(len(documents)):
-        groups.setdefault(root(i), []).append(i)
-    return list(groups.values())
 
 
 def pack(tokenizer: Tokenizer, documents: Sequence[Document]) -> np.ndarray:
@@ -275,11 +133,11 @@ def target_bytes(tokenizer: Tokenizer, targets: np.ndarray) -> int:
 class BatchStream:
     """Batches whose content is a pure function of (seed, step), so that a run's place in the data is a number.
 
-    An epoch cuts the stream into windows of `context` + 1 tokens, no target in two of them, and takes every window once,
-    in an order that depends on (seed, epoch). Where the first window starts also depends on the epoch, so the cuts move
-    (and what one epoch leaves out at either end, fewer than 2 `context` tokens, another takes in).
-    Batch `step` is windows step * batch to (step + 1) * batch - 1 of that endless order; it may hold the end of one epoch
-    and the start of the next. Ranks and micro-batches take slices of it: how many they are never changes the batch.
+    An epoch cuts the stream into windows of `context` + 1 tokens, no target in two of them, and takes each once, in an
+    order that depends on (seed, epoch). Where the first window starts also depends on the epoch, so the cuts move (and
+    what one epoch leaves out at either end, fewer than 2 `context` tokens, another takes in). Batch `step` is windows
+    step * batch to (step + 1) * batch - 1 of that endless order; it may hold the end of one epoch and the start of the
+    next. Ranks and micro-batches take slices of it: how many they are never changes the batch.
     """
 
     def __init__(
@@ -323,7 +181,7 @@ class BatchStream:
     def _starts(self, epoch: int) -> np.ndarray:
         """Where the windows of an epoch start, in the order in which they are taken; the last two epochs are kept."""
         if epoch not in self._epochs:
-            rng = np.random.default_rng(np.random.SeedSequence([self.seed, 0xBA7C4, epoch]))
+            rng = np.random.default_rng(stream_seed(self.seed, f"epoch {epoch}"))
             offset = self.align * int(rng.integers(self._offsets))
             while len(self._epochs) >= 2:
                 del self._epochs[next(iter(self._epochs))]

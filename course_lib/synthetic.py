@@ -18,6 +18,7 @@ import math
 
 import numpy as np
 
+from course_lib.config import stream_seed
 from course_lib.data import Corpus
 from course_lib.errors import ConfigError, DataError
 from course_lib.tokenizer import WordTokenizer
@@ -52,7 +53,7 @@ class SyntheticLanguage:
     sentence_length = LENGTH
 
     def __init__(
-        self, seed: int = 0, *, names: int = 64, numbers: int = 64, objects: int = 32, reliability: float = 0.8
+        self, seed: int = 0, *, names: int = 32, numbers: int = 32, objects: int = 32, reliability: float = 0.8
     ) -> None:
         """`names` (at most 400), `numbers` and `objects` (things, and as many places; 2 to 32) set the sizes."""
         for field, value, low, high in (
@@ -83,7 +84,7 @@ class SyntheticLanguage:
         self._forms = [form.split() for _, form in FORMS]
         self._weights = np.array([weight for weight, _ in FORMS])
         self._verbs = [self.vocab.index(form[1]) for form in self._forms]
-        rng = np.random.default_rng(np.random.SeedSequence([seed, 0xFAC7]))
+        rng = np.random.default_rng(stream_seed(seed, "facts"))
         # table[r, name] = (favourite, second), two different objects
         favourite = rng.integers(objects, size=(2, names))
         second = (favourite + rng.integers(1, objects, size=(2, names))) % objects
@@ -118,7 +119,7 @@ class SyntheticLanguage:
 
     def _sentences(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """`count` sentences: tokens and kinds, (count, 8)."""
-        rng = np.random.default_rng(np.random.SeedSequence([self.seed, 0x5A3E, seed]))
+        rng = np.random.default_rng(stream_seed(self.seed, f"sample {seed}"))
         form = rng.choice(len(self._forms), size=count, p=self._weights)
         name = rng.integers(self.names, size=count)
         number = rng.integers(self.numbers, size=count)
