@@ -2,7 +2,9 @@
 
 from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
 from course_lib.widgets.explorer import Goal, Preset, View, explorer
+from course_lib.widgets.hints import hint
 from course_lib.widgets.live import watch
+from course_lib.widgets.next_token import next_token_explorer
 from course_lib.widgets.predict import predict
 from course_lib.widgets.show import show
 
@@ -15,6 +17,8 @@ __all__ = [
     "TextControl",
     "View",
     "explorer",
+    "hint",
+    "next_token_explorer",
     "predict",
     "show",
     "watch",

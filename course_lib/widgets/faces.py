@@ -74,7 +74,8 @@ def image_html(picture: Picture, alt: str) -> str:
 
 def caption_html(caption: str) -> str:
     """The line under a picture."""
-    return f'<p class="course-caption" style="max-width: 800px; margin: 2px 0 10px 0">{rich(caption)}</p>'
+    style = "max-width: 770px; margin: 2px 0 14px 0; padding-left: 16px; color: var(--jp-content-font-color2, #5f6368)"
+    return f'<p class="course-caption" style="{style}">{rich(caption)}</p>'
 
 
 def numbers_html(row: Sequence[tuple[str, str]]) -> str:

@@ -75,7 +75,11 @@ class Watch:
             box.add_class(name)
         self._draw()
         view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
-        bundle = {"application/vnd.jupyter.widget-view+json": view, "text/plain": f"{self.title}: training"}
+        bundle: dict[str, Any] = {
+            "application/vnd.jupyter.widget-view+json": view,
+            "text/plain": f"{self.title}: training",
+        }
+        bundle["text/html"] = f"<p><i>{rich(self.title)}: run this cell to watch it.</i></p>"
         self._box = box
         self._view = display(bundle, raw=True, display_id=True)
 
