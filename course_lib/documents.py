@@ -51,14 +51,16 @@ def load_text(path: str | Path) -> list[Document]:
     path = Path(path)
     text = _read_utf8(path).replace("\r\n", "\n").replace("\r", "\n")
     pieces = re.split(rf"^{re.escape(SEPARATOR)}[ \t]*$", text, flags=re.MULTILINE)
-    pieces = [piece.strip("\n") for piece in pieces if piece.strip()]
+    pieces = [piece for piece in pieces if piece.strip()]
     if not pieces:
         raise DataError(f"{path}: the file is empty; give a text file of at least {MIN_CHARACTERS:,} characters")
     if len(text) < MIN_CHARACTERS:
         raise DataError(
             f"{path}: too short, {len(text):,} characters; give at least {MIN_CHARACTERS:,}, better 100,000 or more"
         )
-    if len(pieces) < 2:
+    if len(pieces) > 1:
+        pieces = [piece.strip("\n") for piece in pieces]
+    else:
         pieces = _cut(pieces[0], min(8_000, max(200, len(text) // 60)))
     return [Document(f"{path.name}:{i}", piece) for i, piece in enumerate(pieces, 1)]
 
@@ -68,7 +70,11 @@ def _read_utf8(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        missing = "there is no such file; check the path" if isinstance(error, FileNotFoundError) else None
+        missing = (
+            "there is no such file; check the path"
+            if isinstance(error, FileNotFoundError | NotADirectoryError)
+            else None
+        )
         folder = "this is a folder; give one text file" if path.is_dir() else None
         raise DataError(f"{path}: {folder or missing or error.strerror or error}") from error
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -119,16 +125,23 @@ def split_documents(
 
 
 def _hold_out(documents: Sequence[Document], groups: list[list[int]], wanted: float, seed: int) -> tuple[set[int], int]:
-    """Indices of whole groups, taken in random order while they bring the bytes closer to `wanted`; and their bytes."""
+    """Indices of whole groups, taken in random order until there are about `wanted` bytes; and how many there are.
+
+    What fits under 1.05 times `wanted` is taken; if that is not enough, also what comes closer than without it.
+    """
     sizes = [sum(documents[i].size for i in group) for group in groups]
-    chosen: list[int] = []
+    order = np.random.default_rng(stream_seed(seed, "split")).permutation(len(groups)).tolist()
+    chosen: set[int] = set()
     held = 0
-    for g in np.random.default_rng(stream_seed(seed, "split")).permutation(len(groups)).tolist():
-        if len(chosen) < len(groups) - 1 and abs(held + sizes[g] - wanted) < abs(held - wanted):
-            chosen.append(g)
-            held += sizes[g]
+    for last_resort in (False, True):
+        for g in order:
+            total = held + sizes[g]
+            fits = abs(total - wanted) < abs(held - wanted) if last_resort else total <= 1.05 * wanted
+            if fits and held < 0.9 * wanted and g not in chosen and len(chosen) < len(groups) - 1:
+                chosen.add(g)
+                held = total
     if not chosen:  # every group is more than twice the wanted size: the smallest has to do
-        chosen, held = [sizes.index(min(sizes))], min(sizes)
+        chosen, held = {sizes.index(min(sizes))}, min(sizes)
     return {i for g in chosen for i in groups[g]}, held
 
 
