@@ -18,8 +18,6 @@ from typing import Any
 
 __all__ = ["forbidden_in_answer", "forbidden_in_source"]
 
-_PUBLIC_CHECKS = ("check", "question")
-
 
 def forbidden_in_source(sources: Iterable[str], forbidden: Iterable[str], context: str = "") -> str | None:
     """The first forbidden name that `sources` (whole cells) refer to, or None. `context`: code whose imports also hold.
@@ -161,7 +159,7 @@ def _search(tree: ast.AST, forbidden: tuple[str, ...], names: dict[str, str]) ->
     own = {node.name for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
     for node in ast.walk(tree):
         for path, tail in _references(node, names, own):
-            if path.startswith("course_lib.checks.") and tail not in _PUBLIC_CHECKS and path.count(".") > 2:
+            if path.startswith("course_lib.checks.ch") and (tail.startswith("_") or tail == "EXERCISES"):
                 return path
             for entry in forbidden:
                 if _matches(entry, path, tail):

@@ -1,13 +1,62 @@
 """The commands `grade`, `release`, `execute`, `hint` and `syllabus`: arguments in, exit code out."""
 
 import argparse
+import contextlib
+import json
 import sys
 import time
 from pathlib import Path
 
-from course_lib.machine import material_dir
+from course_lib.machine import material_dir, work_dir
 
-__all__ = ["execute_main", "hint_main", "release_main", "syllabus_main"]
+__all__ = ["execute_main", "grade_main", "hint_main", "release_main", "syllabus_main"]
+
+
+def grade_main(argv: list[str]) -> int:
+    """`course grade PATH-OR-CHAPTER...`: exit 0 all passed, 1 some did not, 2 nothing could be graded."""
+    parser = argparse.ArgumentParser(
+        prog="course grade",
+        description="Grade exercise notebooks: your own (by chapter number, or all of them), or files and folders.",
+    )
+    parser.add_argument(
+        "handins", nargs="*", metavar="PATH-OR-CHAPTER", help="a notebook, a folder, or a chapter number"
+    )
+    parser.add_argument("--json", metavar="OUT", help="write the result as JSON to a file; - for stdout")
+    parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds a cell may take (60)")
+    parser.add_argument("--seed", type=int, help="the seed of the graded cases (a notebook's own checks use 0)")
+    options = parser.parse_args(argv)
+    if not options.timeout > 0:
+        parser.error("--timeout must be above 0")
+    from course_lib.grading.assignment import Assignment
+    from course_lib.grading.grade import GRADING_SEED, grade_handin, handin_paths
+    from course_lib.grading.judge import Judge
+    from course_lib.grading.report import as_json, as_text
+
+    names = options.handins or [str(work_dir() / "exercises")]
+    seed = GRADING_SEED if options.seed is None else options.seed
+    out = sys.stderr if options.json == "-" else sys.stdout
+    submissions = []
+    with contextlib.ExitStack() as stack:
+        judges: dict[str, Judge] = {}
+
+        def judge_for(assignment: Assignment) -> Judge:
+            if assignment.checks not in judges:
+                judges[assignment.checks] = stack.enter_context(Judge(assignment.checks))
+            return judges[assignment.checks]
+
+        for name, path in handin_paths(names):
+            submissions.append(grade_handin(name, path, judge_for, seed, options.timeout))
+            print(as_text(submissions[-1]), file=out, flush=True)
+    result = json.dumps(as_json(submissions), indent=1, ensure_ascii=False) + "\n"
+    if options.json == "-":
+        sys.stdout.write(result)
+    elif options.json:
+        Path(options.json).write_text(result, encoding="utf-8", newline="\n")
+    graded = [one for one in submissions if one.status == "graded"]
+    if not graded:
+        return 2
+    passed = all(item.status == "passed" for one in graded for item in one.items)
+    return 0 if passed and len(graded) == len(submissions) else 1
 
 
 def release_main(argv: list[str]) -> int:

@@ -22,8 +22,8 @@ _CELL_KEYS = ("tags", "nbgrader", "course", "deletable", "editable", "jupyter", 
 
 def dump(notebook: NotebookNode) -> bytes:
     """The file's bytes: sorted keys, one space of indent, `\\n`, UTF-8; the same for the same content."""
-    text = nbformat.writes(notebook, version=4)
-    return (text.rstrip("\n") + "\n").encode("utf-8")
+    text: str = nbformat.writes(notebook, version=4)
+    return bytes((text.rstrip("\n") + "\n").encode("utf-8"))
 
 
 def grade_of(cell: NotebookNode) -> dict[str, Any]:

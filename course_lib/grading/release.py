@@ -57,15 +57,20 @@ def nbgrader_checksum(cell: NotebookNode) -> str:
     return hashlib.md5("".join(parts).encode("utf-8"), usedforsecurity=False).hexdigest()
 
 
-def release(assignment: Assignment) -> NotebookNode:
-    """The notebook that learners get. CourseError when a check cell has not been run (its expected line is missing)."""
+def release(assignment: Assignment, hidden_tests: bool = False) -> NotebookNode:
+    """The notebook that learners get; with `hidden_tests` the one that they are graded in.
+
+    CourseError when a check cell has not been run (its expected line is missing).
+    """
     notebook = deepcopy(assignment.notebook)
     expected = {item.check: item.id for item in assignment.items}
     cells = []
     for index, cell in enumerate(notebook.cells):
         grade = grade_of(cell)
         hidden = BEGIN_HIDDEN in cell.source
-        cell.source = strip_hidden(strip_solution(cell.source))
+        cell.source = strip_solution(cell.source)
+        if not hidden_tests:
+            cell.source = strip_hidden(cell.source)
         if hidden and not cell.source.strip():
             continue
         if cell.cell_type == "code":

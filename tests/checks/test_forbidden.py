@@ -140,4 +140,5 @@ def test_source_that_does_not_parse_or_defines_its_own_is_fine() -> None:
 
 def test_a_chapters_oracle_may_not_be_called() -> None:
     assert forbidden_in_source(["from course_lib.checks.ch01 import _oracle\n_oracle(1)"], ())
+    assert forbidden_in_source(["import course_lib.checks.ch01 as c\nc.EXERCISES[0].judge"], ())
     assert forbidden_in_source(["from course_lib.checks.ch01 import check\ncheck('x', 1)"], ()) is None

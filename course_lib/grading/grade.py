@@ -1,0 +1,196 @@
+"""One hand-in graded: read, spliced, run by nbval, judged. A bad one is a row with a status, never an exception."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from course_lib.errors import CourseError, HandInError
+from course_lib.grading.assignment import Assignment, all_assignments, find_assignment
+from course_lib.grading.handins import HandIn, read_handin
+from course_lib.grading.judge import Judge
+from course_lib.grading.notebook import course_of
+from course_lib.grading.release import release
+from course_lib.grading.run import CellResult, run_notebook
+from course_lib.grading.sandbox import room
+from course_lib.grading.splice import Spliced, SplicedItem, splice
+from course_lib.machine import material_dir, work_dir
+
+__all__ = ["GRADING_SEED", "GradedItem", "Submission", "assignment_of", "grade_handin", "handin_paths"]
+
+GRADING_SEED = 20_611
+"""The cases of a grading are other ones than those in a learner's notebook, which has seed 0."""
+
+STATUSES = ("passed", "failed", "not_attempted", "missing", "timeout", "kernel_died")
+
+
+@dataclass(frozen=True)
+class GradedItem:
+    """One exercise of a hand-in; `status` is one of STATUSES."""
+
+    id: str
+    position: str
+    title: str
+    status: str
+    score: float
+    max_score: float
+    message: str
+    misconception: str | None = None
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A hand-in's row: `graded`, `unreadable` (with the reason in `flags`) or `missing`."""
+
+    name: str
+    status: str
+    items: tuple[GradedItem, ...] = ()
+    flags: tuple[str, ...] = field(default=())
+
+    @property
+    def score(self) -> float:
+        return sum(item.score for item in self.items)
+
+    @property
+    def max_score(self) -> float:
+        return sum(item.max_score for item in self.items)
+
+
+def handin_paths(names: list[str]) -> list[tuple[str, Path]]:
+    """(name, path) for what the command line names: a file, a folder of notebooks, or a chapter ("03") in work/."""
+    found: list[tuple[str, Path]] = []
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            inside = [one for one in sorted(path.rglob("*.ipynb")) if ".ipynb_checkpoints" not in one.parts]
+            if not inside:
+                raise CourseError(f"{name}: the folder holds no notebooks")
+            found += [(str(one), one) for one in inside]
+        elif path.suffix == ".ipynb" or path.exists():
+            found.append((name, path))
+        else:
+            assignment = find_assignment(name)
+            places = [work_dir() / "exercises" / assignment.path.name, work_dir() / assignment.path.name]
+            path = next((place for place in places if place.exists()), places[0])
+            found.append((assignment.name, path))
+    return found
+
+
+def assignment_of(handin: HandIn, material: Path | None = None) -> Assignment:
+    """By the id embedded in it, then its file name, then the answers it holds. HandInError when none fits."""
+    folder = (material or material_dir()) / "solutions"
+    known = {path.stem: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
+    if handin.assignment in known:
+        return find_assignment(str(handin.assignment), material)
+    named = [
+        stem for stem in known if re.search(rf"(?<![0-9a-z]){re.escape(stem)}(?![0-9a-z])", handin.path.stem.lower())
+    ]
+    if len(named) == 1:
+        return find_assignment(named[0], material)
+    ids = {cell.grade_id for cell in handin.cells} | {cell.cell_id for cell in handin.cells}
+    scores = [(sum(item.id in ids for item in one.items), one) for one in all_assignments(material)]
+    best = max((score for score, _ in scores), default=0)
+    hits = [one for score, one in scores if score == best]
+    if best and len(hits) == 1:
+        return hits[0]
+    raise HandInError(f"{handin.path}: is no exercise notebook of this course")
+
+
+def grade_handin(
+    name: str,
+    path: Path,
+    judge_for: Callable[[Assignment], Judge],
+    seed: int = GRADING_SEED,
+    timeout: float = 60,
+) -> Submission:
+    """Grade one notebook. Only an error of ours (a bad solution, no judge) is raised, as CourseError."""
+    if not path.exists():
+        return Submission(name, "missing", flags=(f"{path}: there is no such file",))
+    try:
+        handin = read_handin(path)
+        assignment = assignment_of(handin)
+    except HandInError as error:
+        return Submission(name, "unreadable", flags=(str(error),))
+    spliced = splice(assignment, handin)
+    flags = list(spliced.notes)
+    if handin.release and handin.release != course_of(release(assignment)).get("hash"):
+        flags.append("it is of another release of these exercises; it was graded against the present one")
+    judge = judge_for(assignment)
+    with room(seed) as where:
+        results, ended = _run_all(spliced, where, timeout, flags)
+        sources = {key: [*item.sources, *spliced.extras] for key, item in spliced.items.items()}
+        ours = [cell.source for cell in spliced.notebook.cells if _facts(cell)["role"] == "ours"]
+        verdicts = judge.ask(seed, where.records, sources, "\n".join(ours))
+    items = []
+    for key, one in spliced.items.items():
+        mine = [result for result in results.values() if result.item == key]
+        status, message, misconception = _decide(one, mine, ended.get(key), verdicts[key])
+        flags += [f"{key}: {note}" for note in one.notes]
+        checked = next((result for result in mine if result.role == "check"), None)
+        if checked and checked.outcome == "passed" and status == "failed":
+            flags.append(f"{key}: its check printed a pass, but what it recorded is not right; look at it")
+        points = one.item.points
+        score = points if status == "passed" else 0.0
+        items.append(GradedItem(key, one.item.position, one.item.title, status, score, points, message, misconception))
+    return Submission(name, "graded", tuple(items), tuple(flags))
+
+
+def _facts(cell: Any) -> dict[str, Any]:
+    return dict(cell.metadata["course"]["graded"])
+
+
+def _run_all(
+    spliced: Spliced, where: Any, timeout: float, flags: list[str]
+) -> tuple[dict[str, CellResult], dict[str, str]]:
+    """Run; when a cell ends the kernel, run again without what did it, so that the other exercises still count."""
+    notebook = spliced.notebook
+    ended: dict[str, str] = {}
+    for _ in range(len(notebook.cells) + 1):
+        results = run_notebook(notebook, where, timeout)
+        fatal = [one for one in results.values() if one.outcome == "died" or one.deaf]
+        if not fatal:
+            return results, ended
+        culprit = fatal[0]
+        status = "timeout" if culprit.deaf else "kernel_died"
+        if culprit.role == "extra":
+            flags.append(f"one of its own cells ended the kernel and was left out ({status})")
+        elif culprit.item is not None:
+            ended[culprit.item] = status
+        else:
+            flags.append("a cell of ours ended the kernel")
+            return results, {**dict.fromkeys(spliced.items, status), **ended}
+        for cell in notebook.cells:
+            facts = _facts(cell)
+            if cell.id == culprit.cell or (culprit.item is not None and facts["item"] == culprit.item):
+                cell.source, cell.outputs, cell.execution_count = "", [], None
+    return results, ended
+
+
+def _decide(
+    one: SplicedItem, mine: list[CellResult], ended: str | None, verdict: dict[str, Any]
+) -> tuple[str, str, str | None]:
+    """Status, message and misconception of one exercise. Points need both: nbval's pass and the judge's."""
+    if not one.sources:
+        return "missing", "its answer cell is not in the notebook", None
+    if ended == "kernel_died":
+        return "kernel_died", "your code ended the kernel (os._exit, a crash, or out of memory)", None
+    if ended == "timeout" or any(result.outcome == "timeout" for result in mine):
+        return "timeout", "your code took too long and was stopped", None
+    check = next((result for result in mine if result.role == "check"), None)
+    broken = next((result for result in mine if result.role == "answer" and result.error), None)
+    if not verdict["record"]:
+        if one.untouched:
+            return "not_attempted", "not attempted yet", None
+        result = broken or check
+        text = f"{result.error}: {result.message}" if result and result.error else "its check did not run to its end"
+        return "failed", text, None
+    if verdict["status"] != "passed":
+        text = verdict["line"]
+        if broken and broken.error != "NotImplementedError" and verdict["status"] == "not_attempted":
+            return "failed", f"{broken.error}: {broken.message}", None
+        return verdict["status"], text, verdict["misconception"]
+    if check is None or check.outcome != "passed":
+        text = f"{check.error}: {check.message}" if check and check.error else "its check did not print its line"
+        return "failed", f"what came back is right, but the check cell did not pass in the notebook ({text})", None
+    return "passed", verdict["line"], None

@@ -1,0 +1,145 @@
+"""The judge: a process in which no learner code ever runs. It makes the cases and decides on what left the kernel.
+
+`python -m course_lib.grading.judge MODULE` loads a chapter's EXERCISES, then answers one JSON line for each JSON line.
+"""
+
+import importlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from course_lib.checks.core import Exercise, PackError, forbidden_in_source, judge_record, read_packed
+from course_lib.errors import CourseError
+
+__all__ = ["Judge", "main"]
+
+
+class Judge:
+    """A judge process for one chapter, started at once and ready when it is first asked. Use as a context manager."""
+
+    def __init__(self, module: str, timeout: float = 120) -> None:
+        self.module, self.timeout = module, timeout
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Judge":
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def ask(self, seed: int, records: Path, sources: dict[str, list[str]], context: str) -> dict[str, dict[str, Any]]:
+        """For each exercise id {"status", "line", "message", "misconception", "case", "record"}.
+
+        `sources`: the learner's cells for each exercise, for the search for forbidden names; `context`: our own cells.
+        CourseError when the judge cannot be started. What it cannot judge in time has failed.
+        """
+        request = {"seed": seed, "records": str(records), "sources": sources, "context": context}
+        for _ in range(2):
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            assert self._process is not None and self._process.stdin is not None
+            try:
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+                answer = self._answers.get(timeout=self.timeout)
+            except (OSError, queue.Empty):
+                self._stop()
+                continue
+            if answer:
+                return dict(json.loads(answer))
+            self._stop()
+        message = "what came back could not be judged in time"
+        return {name: _verdict("failed", message, record=True) for name in sources}
+
+    def _start(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        environment.pop("COURSE_GRADE_DIR", None)
+        self._answers = queue.Queue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "course_lib.grading.judge", self.module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+        )
+        threading.Thread(target=self._listen, args=(self._process, self._answers), daemon=True).start()
+
+    @staticmethod
+    def _listen(process: subprocess.Popen[str], answers: "queue.Queue[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            answers.put(line)
+        answers.put("")
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _verdict(status: str, message: str, **more: Any) -> dict[str, Any]:
+    return {"status": status, "message": message, "line": message, "misconception": None, "case": None, **more}
+
+
+def _judge(exercise: Exercise, request: dict[str, Any]) -> dict[str, Any]:
+    """The verdict on one exercise; `record` says whether its check left anything."""
+    stem = Path(request["records"]) / exercise.id
+    name = forbidden_in_source(request["sources"].get(exercise.id, []), exercise.forbidden, request["context"])
+    if not stem.with_suffix(".json").exists():
+        return _verdict("failed", "its check recorded nothing", record=False)
+    try:
+        record = read_packed(stem)
+    except PackError as error:
+        return _verdict("failed", f"what its check recorded {error}", record=True)
+    found = judge_record(exercise, record, request["seed"])
+    if found.status == "passed" and name:
+        return _verdict("failed", f"`{name}` does this exercise's work: write it yourself", record=True)
+    return {
+        "status": found.status,
+        "message": found.message,
+        "line": found.line.removeprefix(f"{exercise.id}: "),
+        "misconception": found.misconception,
+        "case": found.case,
+        "record": True,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Answer requests on stdin, one JSON line each, until it ends."""
+    module = (sys.argv[1:] if argv is None else argv)[0]
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    exercises: list[Exercise] = importlib.import_module(module).EXERCISES
+    for line in sys.stdin:
+        request = json.loads(line)
+        asked = [exercise for exercise in exercises if exercise.id in request["sources"]]
+        found = {exercise.id: _judge(exercise, request) for exercise in asked}
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except CourseError as error:
+        print(error, file=sys.stderr)
+        code = 2
+    sys.exit(code)

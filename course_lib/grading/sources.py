@@ -1,0 +1,96 @@
+"""Reading a learner's source without running it: names it defines and uses, and lines that must not reach nbval."""
+
+import ast
+import re
+from functools import lru_cache
+
+__all__ = ["calls_only", "checked_name", "clean", "defined", "same", "used"]
+
+_NBVAL = re.compile(r"^\s*#+\s*(NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.MULTILINE)
+_ROUGH = re.compile(r"^(?:async\s+def|def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
+_OURS = ("check", "hint")
+
+
+def clean(source: str) -> str:
+    """Without whole-line nbval comments and without calls of `check` and `hint` at the top level; line numbers stay."""
+    source = _NBVAL.sub("", source)
+    tree = _parse(source)
+    if tree is None:
+        return source
+    lines = source.split("\n")
+    for node in tree.body:
+        if _is_ours(node) and node.end_lineno is not None:
+            others = [other for other in tree.body if other is not node and _share_a_line(node, other)]
+            if not others:
+                lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(lines)
+
+
+def calls_only(source: str) -> bool:
+    """Whether a cell holds nothing but calls of `check` and `hint` (and comments)."""
+    tree = _parse(source)
+    return tree is not None and bool(tree.body) and all(map(_is_ours, tree.body))
+
+
+def checked_name(source: str) -> str | None:
+    """The name of the answer in `check("unequal-tokens", accumulate)`: `accumulate`."""
+    tree = _parse(source)
+    for node in tree.body if tree else []:
+        if _is_ours(node) and len(node.value.args) == 2:  # type: ignore[attr-defined]
+            answer = node.value.args[1]  # type: ignore[attr-defined]
+            return answer.id if isinstance(answer, ast.Name) else None
+    return None
+
+
+def defined(source: str) -> set[str]:
+    """Names that a cell binds at its top level; found line by line when the cell does not parse."""
+    tree = _parse(source)
+    if tree is None:
+        return {one or two for one, two in _ROUGH.findall(source)}
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+            continue
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                names.add(inner.id)
+            elif isinstance(inner, ast.alias):
+                names.add((inner.asname or inner.name).split(".")[0])
+    return names
+
+
+def used(source: str) -> set[str]:
+    """Names that a cell reads anywhere in it."""
+    tree = _parse(source)
+    if tree is None:
+        return set(re.findall(r"[A-Za-z_]\w*", source))
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def same(one: str, two: str) -> bool:
+    """Whether two sources are the same but for blank lines, comments and space at line ends."""
+    return _essence(one) == _essence(two)
+
+
+def _essence(source: str) -> list[str]:
+    lines = (line.rstrip() for line in source.split("\n"))
+    return [line for line in lines if line and not line.lstrip().startswith("#")]
+
+
+@lru_cache(maxsize=4096)
+def _parse(source: str) -> ast.Module | None:
+    lines = ["" if re.match(r"\s*[%!]", line) else line for line in source.split("\n")]
+    try:
+        return ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _is_ours(node: ast.stmt) -> bool:
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _OURS
+
+
+def _share_a_line(one: ast.stmt, two: ast.stmt) -> bool:
+    return one.lineno <= (two.end_lineno or two.lineno) and two.lineno <= (one.end_lineno or one.lineno)

@@ -1,0 +1,207 @@
+"""The learner's sources in the pristine notebook: answers where they belong, helpers beside them, everything else ours.
+
+An answer is found by its grade_id (several cells with one are joined, in order), then by its cell id, then by the name
+that it must define, then by its likeness to the stub. Of a hand-in's checks, outputs and metadata nothing is taken.
+"""
+
+from collections import defaultdict
+from copy import deepcopy
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+
+from course_lib.grading.assignment import Assignment, Item
+from course_lib.grading.handins import HandIn, HandInCell
+from course_lib.grading.notebook import course_of, grade_of
+from course_lib.grading.release import release
+from course_lib.grading.sources import calls_only, checked_name, clean, defined, same, used
+
+__all__ = ["Spliced", "SplicedItem", "splice"]
+
+LIKENESS = 0.7
+
+
+@dataclass
+class SplicedItem:
+    """One exercise in a hand-in: its learner's sources (empty when missing), whether they are the stub, notes."""
+
+    item: Item
+    sources: list[str] = field(default_factory=list)
+    untouched: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Spliced:
+    """The notebook to run; cells carry metadata.course.graded = {"role": answer | check | extra | ours, "item": id}."""
+
+    notebook: NotebookNode
+    items: dict[str, SplicedItem]
+    extras: list[str]
+    notes: list[str]
+
+
+def splice(assignment: Assignment, handin: HandIn) -> Spliced:
+    """Put a hand-in's sources into the assignment's own notebook."""
+    return _Splicer(assignment, release(assignment, hidden_tests=True), handin).result()
+
+
+class _Splicer:
+    """Learner cells have indices of the hand-in, ours of the pristine notebook; `place` leads from one to the other."""
+
+    def __init__(self, assignment: Assignment, pristine: NotebookNode, handin: HandIn) -> None:
+        self.pristine = pristine
+        self.items = {item.id: SplicedItem(item) for item in assignment.items}
+        self.notes = list(handin.notes)
+        self.by_grade = {str(grade_of(cell).get("grade_id")): index for index, cell in enumerate(pristine.cells)}
+        self.by_id = {str(cell.id): index for index, cell in enumerate(pristine.cells)}
+        self.answer_at = {name: self.by_grade[name] for name in self.items}
+        self.check_at = {name: self.by_grade[f"check-{name}"] for name in self.items}
+        self.cells = [cell for cell in handin.cells if cell.source.strip()]
+        self.answers: dict[str, list[HandInCell]] = defaultdict(list)
+        self.place: dict[int, int] = {}
+        self.extras: list[HandInCell] = []
+
+    def result(self) -> Spliced:
+        for cell in self.cells:
+            self._match(cell)
+        for name in self.items:
+            self._find_lost(name)
+        for name, item in self.items.items():
+            cells = sorted(self.answers[name], key=lambda cell: cell.index)
+            own = [cell for cell in cells if not self._is_stub(name, cell)]
+            item.untouched = bool(cells) and not own
+            cells = own or cells[:1]
+            item.sources = [clean(cell.source) for cell in cells]
+            if len(cells) > 1:
+                item.notes.append(f"its answer stood in {len(cells)} cells; they were joined in order")
+            if any(cell.kind != "code" for cell in cells):
+                item.notes.append("its answer cell was not a code cell; it was run as one")
+        return Spliced(self._build(), self.items, [clean(cell.source) for cell in self.extras], self.notes)
+
+    def _match(self, cell: HandInCell) -> None:
+        """A learner's cell is an answer, a copy of one of ours, or an extra cell."""
+        index = self.by_grade.get(cell.grade_id) if cell.grade_id else self.by_id.get(cell.cell_id or "")
+        answer = next((name for name, at in self.answer_at.items() if at == index), None)
+        if answer is None and cell.kind != "code":
+            return
+        if answer is None:
+            copied = next((at for at, ours in enumerate(self.pristine.cells) if _copies(ours, cell)), None)
+            index = index if copied is None else copied
+            answer = next((name for name, at in self.answer_at.items() if at == copied), None)
+        else:
+            copied = None
+        if index is not None:
+            self.place[cell.index] = index
+        if answer is not None:
+            self.answers[answer].append(cell)
+        elif copied is None and not calls_only(cell.source):
+            if index is not None and grade_of(self.pristine.cells[index]):
+                self._note_edited(index)
+            else:
+                self.extras.append(cell)
+        elif copied is None and index is not None:
+            self._note_edited(index)
+
+    def _note_edited(self, index: int) -> None:
+        for name, at in self.check_at.items():
+            if at == index:
+                self.items[name].notes.append("its check cell was edited; ours was used")
+
+    def _is_stub(self, name: str, cell: HandInCell) -> bool:
+        return same(cell.source, self.pristine.cells[self.answer_at[name]].source)
+
+    def _find_lost(self, name: str) -> None:
+        """An answer without an id: by the name that the check takes, then in a merged cell, then by likeness."""
+        found = self.answers[name]
+        if found and not all(self._is_stub(name, cell) for cell in found):
+            return
+        wanted = checked_name(self.pristine.cells[self.check_at[name]].source)
+        hits = [cell for cell in self.extras if wanted in defined(cell.source)]
+        if hits:
+            self._take(name, hits, "its answer was found by the name that it defines")
+        if hits or found:
+            return
+        others = [cell for cells in list(self.answers.values()) for cell in cells]
+        merged = [cell for cell in others if wanted in defined(cell.source)]
+        if merged:
+            self.answers[name] = merged
+            self.items[name].notes.append("its answer was found in the cell of another one")
+            return
+        stub = self.pristine.cells[self.answer_at[name]].source
+        texts = [cell for cell in self.cells if cell.kind != "code" and cell.index not in self.place]
+        likely = [cell for cell in texts if wanted in defined(cell.source)]
+        likely = likely or [cell for cell in self.extras if _likeness(cell.source, stub) > LIKENESS]
+        if len(likely) == 1:
+            self._take(name, likely, "its answer was found by its likeness to the stub")
+
+    def _take(self, name: str, cells: list[HandInCell], note: str) -> None:
+        self.extras = [cell for cell in self.extras if cell not in cells]
+        self.answers[name] = cells
+        self.place.update({cell.index: self.answer_at[name] for cell in cells})
+        self.items[name].notes.append(note)
+
+    def _build(self) -> NotebookNode:
+        notebook = deepcopy(self.pristine)
+        before: dict[int, list[NotebookNode]] = defaultdict(list)
+        after: dict[int, list[NotebookNode]] = defaultdict(list)
+        anchors = self._anchors()
+        hoisted = self._hoisted(anchors)
+        for extra in self.extras:
+            room, at = (before, hoisted) if extra.index in hoisted else (after, anchors)
+            room[at[extra.index]].append(_learner_cell(clean(extra.source), "extra", None))
+        roles = {at: ("answer", name) for name, at in self.answer_at.items()}
+        roles |= {at: ("check", name) for name, at in self.check_at.items()}
+        cells = after[-1]
+        for index, ours in enumerate(notebook.cells):
+            cells += before[index]
+            role, name = roles.get(index, ("ours", None))
+            if role == "answer" and name is not None and self.items[name].sources:
+                cells += [_learner_cell(source, "answer", name) for source in self.items[name].sources]
+            elif course_of(ours).get("role") != "hint" and ours.cell_type == "code":
+                ours.metadata["course"] = {"graded": {"role": role, "item": name}}
+                cells.append(ours)
+            cells += after[index]
+        for number, cell in enumerate(cells):
+            cell.id = f"cell-{number}"
+        notebook.cells = cells
+        return notebook
+
+    def _anchors(self) -> dict[int, int]:
+        """For each extra cell the pristine cell that it follows in the hand-in; -1 for before all."""
+        found, last = {}, -1
+        extras = {cell.index for cell in self.extras}
+        for cell in self.cells:
+            last = self.place.get(cell.index, last)
+            if cell.index in extras:
+                found[cell.index] = last
+        return found
+
+    def _hoisted(self, anchors: dict[int, int]) -> dict[int, int]:
+        """Extra cells that an answer needs, that stood above it in the hand-in, and would come after it here."""
+        users = []
+        for name, cells in self.answers.items():
+            users += [(cell.index, self.answer_at[name], used(cell.source)) for cell in cells]
+        found: dict[int, int] = {}
+        for extra in reversed(self.extras):
+            names, anchor = defined(extra.source), anchors[extra.index]
+            places = [at for index, at, needs in users if index > extra.index and at <= anchor and names & needs]
+            if places:
+                found[extra.index] = min(places)
+                users.append((extra.index, min(places), used(extra.source)))
+        return found
+
+
+def _copies(ours: NotebookNode, cell: HandInCell) -> bool:
+    return ours.cell_type == "code" and bool(ours.source.strip()) and same(ours.source, cell.source)
+
+
+def _likeness(one: str, two: str) -> float:
+    return SequenceMatcher(None, one[:5000], two[:5000], autojunk=False).ratio()
+
+
+def _learner_cell(source: str, role: str, item: str | None) -> NotebookNode:
+    cell: NotebookNode = new_code_cell(source, metadata={"course": {"graded": {"role": role, "item": item}}})
+    return cell

@@ -1,0 +1,69 @@
+"""An assignment of the tests' own, in a temporary folder, its checks on PYTHONPATH."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from grading_fixture import ANSWERS, CHECKS, answer, right, solution
+
+from course_lib.grading import assignment as assignment_room
+from course_lib.grading import cli, grade, release
+from course_lib.grading.assignment import Assignment, load_assignment
+from course_lib.grading.release import write_release
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with solutions/ and exercises/ of the fixture; its checks can be imported, also by child processes."""
+    folder = tmp_path_factory.mktemp("material")
+    (folder / "fixture_checks.py").write_text(CHECKS, encoding="utf-8")
+    (folder / "solutions").mkdir()
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(folder))
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
+    for module in (assignment_room, grade, release, cli):
+        patch.setattr(module, "material_dir", lambda: folder)
+    for module in (grade, cli):
+        patch.setattr(module, "work_dir", lambda: folder / "work")
+    nbformat.write(solution(), folder / "solutions" / "90_fixture.ipynb")
+    write_release(folder)
+    yield folder
+    patch.undo()
+    sys.modules.pop("fixture_checks", None)
+
+
+@pytest.fixture(scope="session")
+def fixture_assignment(material: Path) -> Assignment:
+    return load_assignment(material / "solutions" / "90_fixture.ipynb")
+
+
+@pytest.fixture
+def released(material: Path) -> Any:
+    """The exercise notebook, to be edited."""
+    return nbformat.read(material / "exercises" / "90_fixture.ipynb", as_version=4)
+
+
+@pytest.fixture
+def solved(material: Path) -> Any:
+    """The released notebook with every answer right, as a learner hands it in."""
+    notebook = nbformat.read(material / "exercises" / "90_fixture.ipynb", as_version=4)
+    for name in ANSWERS:
+        answer(notebook, name, right(name))
+    return notebook
+
+
+@pytest.fixture
+def hand_in(tmp_path: Path) -> Callable[[Any], Path]:
+    """Write a notebook as a hand-in and say where it is."""
+
+    def write(notebook: Any, name: str = "90_fixture.ipynb") -> Path:
+        path = tmp_path / name
+        path.write_text(nbformat.writes(deepcopy(notebook)), encoding="utf-8")
+        return path
+
+    return write
