@@ -213,8 +213,8 @@ class OptimConfig:
     """Added to AdamW's denominator."""
     weight_decay: float = 0.1
     """Decay of matrices; vectors (norm gains) are never decayed."""
-    warmup_steps: int = 50
-    """Steps in which the learning rate rises."""
+    warmup_steps: int | None = None
+    """Steps in which the learning rate rises; None: a twentieth of the run, at most 100."""
     min_lr_ratio: float = 0.1
     """Learning rate at the last step, as a share of lr."""
     clip_norm: float | None = 1.0
@@ -228,12 +228,17 @@ class OptimConfig:
         )
         require(self.eps > 0, f"eps={self.eps} must be above 0; try eps=1e-8")
         require(self.weight_decay >= 0, f"weight_decay={self.weight_decay} must not be negative; try weight_decay=0.1")
-        require(self.warmup_steps >= 0, f"warmup_steps={self.warmup_steps} must not be negative; try warmup_steps=50")
+        warm = self.warmup_steps
+        require(warm is None or warm >= 0, f"warmup_steps={warm} must not be negative; try warmup_steps=50")
         require(0 <= self.min_lr_ratio <= 1, f"min_lr_ratio={self.min_lr_ratio} must be between 0 and 1; try 0.1")
         require(
             self.clip_norm is None or self.clip_norm > 0,
             f"clip_norm={self.clip_norm} must be above 0; try clip_norm=1.0, or None for no clipping",
         )
+
+    def warmup(self, steps: int) -> int:
+        """Warm-up steps of a run of `steps`."""
+        return min(100, steps // 20) if self.warmup_steps is None else self.warmup_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,7 +278,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "steps", "batch")
-        micro, batch, warm = self.micro_batch, self.batch, self.optim.warmup_steps
+        micro, batch, warm = self.micro_batch, self.batch, self.optim.warmup(self.steps)
         if micro is not None:
             _positive(self, "micro_batch")
             fits = max(d for d in range(1, min(micro, batch) + 1) if batch % d == 0)

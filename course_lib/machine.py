@@ -1,5 +1,6 @@
 """The machine, probed: cores, memory, devices, number formats, matmul peak, folders. Platform differences live here."""
 
+import ctypes
 import functools
 import math
 import os
@@ -16,6 +17,7 @@ __all__ = [
     "Machine",
     "bf16_speedup",
     "find_compiler",
+    "keep_memory",
     "material_dir",
     "matmul_peak",
     "pick_device",
@@ -27,6 +29,7 @@ __all__ = [
     "work_dir",
 ]
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -76,6 +79,22 @@ def set_threads(n: int | None = None) -> int:
         torch.set_num_threads(n)
     _threads = n
     return n
+
+
+def keep_memory() -> bool:
+    """Let the C library keep freed memory for the next step instead of giving it back to the system (glibc only).
+
+    A step frees and asks for the same tens of MB again; otherwise every page comes back as a page fault.
+    Applies to the whole process, and its size stays at its peak. Returns whether it could be set.
+    """
+    if platform.system() != "Linux":
+        return False
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        limit = 2**30  # bytes
+        return all(libc.mallopt(option, limit) == 1 for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))
+    except (OSError, AttributeError):  # another C library
+        return False
 
 
 def torch_dtype(name: str) -> Any:

@@ -54,16 +54,23 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(B, T, turned + self.kv_heads, self.width)  # (B, T, H + 2G, K)
         qk, v = qkv.split([turned, self.kv_heads], dim=2)
         qk = qk * cos + qk.roll(self.width // 2, -1) * sin  # (B, T, H + G, K)
-        q, k = qk.to(v.dtype).split([self.heads, self.kv_heads], dim=2)
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),  # (B, H, T, K)
-            k.transpose(1, 2),  # (B, G, T, K)
-            v.transpose(1, 2),  # (B, G, T, K)
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-            enable_gqa=self.heads != self.kv_heads,
-        )
+        q, k = qk.split([self.heads, self.kv_heads], dim=2)
+        y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))  # (B, H, T, K)
         return self.out(y.transpose(1, 2).reshape(B, T, D))  # (B, T, D)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Queries (B, H, T, K), keys and values (B, G, T, K) -> (B, H, T, K)."""
+        dropout = self.dropout if self.training else 0.0
+        grouped = self.heads != self.kv_heads
+        if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            # The CPU's BF16 kernel takes three times as long as its FP32 one, all of it in backward.
+            with torch.autocast("cpu", enabled=False):
+                return F.scaled_dot_product_attention(
+                    q.float(), k.float(), v.float(), dropout_p=dropout, is_causal=True, enable_gqa=grouped
+                )
+        return F.scaled_dot_product_attention(
+            q.to(v.dtype), k.to(v.dtype), v, dropout_p=dropout, is_causal=True, enable_gqa=grouped
+        )
 
 
 class FeedForward(nn.Module):

@@ -36,7 +36,7 @@ def lr_at(step: int, config: OptimConfig, steps: int) -> float:
 
 
 def _factor(step: int, config: OptimConfig, steps: int) -> float:
-    warmup = config.warmup_steps
+    warmup = config.warmup(steps)
     if step < warmup:
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))  # 0 at the end of the warm-up, 1 at the last step

@@ -36,7 +36,7 @@ from course_lib.events import (
     Validated,
     Validation,
 )
-from course_lib.machine import find_compiler, pick_device, set_threads
+from course_lib.machine import find_compiler, keep_memory, pick_device, set_threads
 from course_lib.model import GPT, generate
 from course_lib.optim import clip_by_global_norm, make_optimizer, make_scheduler
 
@@ -112,6 +112,7 @@ class Trainer:
         on_event: OnEvent | None = None,
     ) -> None:
         set_threads()
+        keep_memory()
         self.config, self.on_event = config, on_event
         self.device = pick_device(config.device)
         self.policy = precision_policy(self.device, config.precision)
