@@ -149,13 +149,12 @@ class BatchStream:
         start_step: int = 0,
         *,
         labels: np.ndarray | None = None,
-        align: int = 1,
     ) -> None:
         """`tokens` (n,), `labels` the same with IGNORE at what is not predicted; `batch` counts sequences.
 
-        Epochs start at a multiple of `align` tokens. ConfigError when the data has fewer windows than the batch.
+        ConfigError when the data has fewer windows than the batch.
         """
-        for name, value in (("context", context), ("batch", batch), ("align", align)):
+        for name, value in (("context", context), ("batch", batch)):
             if value < 1:
                 raise ConfigError(f"{name}={value} must be a whole number of at least 1")
         if labels is not None and labels.shape != tokens.shape:
@@ -166,10 +165,10 @@ class BatchStream:
                 f"set context={max(1, (len(tokens) - 1) // 8)} or less, or give more text"
             )
         self.tokens, self.labels = tokens, labels
-        self.context, self.batch, self.seed, self.align = context, batch, seed, align
+        self.context, self.batch, self.seed = context, batch, seed
         self.windows = max(1, (len(tokens) - context) // context)
         """Windows in an epoch."""
-        self._offsets = min(context - 1, len(tokens) - 1 - self.windows * context) // align + 1
+        self._offsets = min(context - 1, len(tokens) - 1 - self.windows * context) + 1
         if batch > self.windows:
             raise ConfigError(
                 f"batch={batch} is larger than the data: {len(tokens):,} tokens make {self.windows} windows of context "
@@ -182,7 +181,7 @@ class BatchStream:
         """Where the windows of an epoch start, in the order in which they are taken; the last two epochs are kept."""
         if epoch not in self._epochs:
             rng = np.random.default_rng(stream_seed(self.seed, f"epoch {epoch}"))
-            offset = self.align * int(rng.integers(self._offsets))
+            offset = int(rng.integers(self._offsets))
             while len(self._epochs) >= 2:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[epoch] = offset + self.context * rng.permutation(self.windows)
@@ -246,5 +245,4 @@ class BatchStream:
         self.step = int(state["step"])
 
     def _fixed(self) -> dict[str, int]:
-        fixed = {"seed": self.seed, "batch": self.batch, "context": self.context, "align": self.align}
-        return {**fixed, "tokens": len(self.tokens)}
+        return {"seed": self.seed, "batch": self.batch, "context": self.context, "tokens": len(self.tokens)}

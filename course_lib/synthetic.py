@@ -4,7 +4,7 @@ A sentence has eight words and one of three forms, which its second word decides
 
     NAME likes the THING and rolls NUMBER .        half of the sentences
     NAME rolls NUMBER and likes the THING .        a quarter
-    NAME drives to PLACE at hour NUMBER .        a quarter
+    NAME drives to PLACE at hour NUMBER .          a quarter
 
 - noise: NAME and NUMBER, uniform and independent. Nobody can do better than the logarithm of their count.
 - fact: THING and PLACE. Each name has a favourite thing and place, taken with probability `reliability`, and a second

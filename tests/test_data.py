@@ -267,7 +267,7 @@ def streams(draw: st.DrawFn) -> BatchStream:
 
 
 def clone(stream: BatchStream, start_step: int = 0) -> BatchStream:
-    return BatchStream(stream.tokens, stream.context, stream.batch, stream.seed, start_step, align=stream.align)
+    return BatchStream(stream.tokens, stream.context, stream.batch, stream.seed, start_step)
 
 
 def equal(left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> bool:
@@ -361,13 +361,6 @@ def test_seeds_epochs_and_offsets_differ() -> None:
     assert set(offsets) == set(range(10)) and max(offsets.values()) < 60  # uniform: 30 each, sd 5.2
     first, second = (stream.global_batch(epoch)[0][:, 0] // 10 for epoch in (0, 1))
     assert (first == second).mean() < 0.1
-
-
-def test_aligned_windows() -> None:
-    stream = BatchStream(np.arange(1003), 24, 7, align=8)
-    starts = {int(s) % 8 for step in range(60) for s in stream.global_batch(step)[0][:, 0]}
-    assert starts == {0}
-    assert len({int(stream._starts(epoch).min()) for epoch in range(40)}) == 3  # 0, 8 and 16
 
 
 def test_labels_travel_with_their_tokens() -> None:
