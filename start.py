@@ -447,11 +447,10 @@ def fill_work(root):
 
 
 def lab_command(root, options):
-    """JupyterLab on work/, opening chapter 0."""
-    work = os.path.join(root, "work")
-    argv = [venv_python(root), "-m", "jupyterlab", "--ServerApp.root_dir=" + work]
-    if os.path.exists(os.path.join(work, "00_start_here.ipynb")):
-        argv.append("--LabApp.default_url=/lab/tree/00_start_here.ipynb")
+    """JupyterLab on the clone (so that links between files work), opening chapter 0 in work/."""
+    argv = [venv_python(root), "-m", "jupyterlab", "--ServerApp.root_dir=" + root]
+    if os.path.exists(os.path.join(root, "work", "00_start_here.ipynb")):
+        argv.append("--LabApp.default_url=/lab/tree/work/00_start_here.ipynb")
     if asked_port(options):
         argv.append("--ServerApp.port_retries=0")  # this port or none
     if hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in options:

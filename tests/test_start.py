@@ -387,8 +387,8 @@ def test_lab_opens_chapter_0_in_work(clone, monkeypatch):
     (clone / "work/00_start_here.ipynb").write_text("{}", encoding="utf-8")
     command = start.lab_command(str(clone), ["--no-browser", "--port", "8890"])
     assert command[:3] == [start.venv_python(str(clone)), "-m", "jupyterlab"]
-    assert f"--ServerApp.root_dir={clone / 'work'}" in command
-    assert "--LabApp.default_url=/lab/tree/00_start_here.ipynb" in command
+    assert f"--ServerApp.root_dir={clone}" in command
+    assert "--LabApp.default_url=/lab/tree/work/00_start_here.ipynb" in command
     assert "--ServerApp.port_retries=0" in command and command[-3:] == ["--no-browser", "--port", "8890"]
     monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
     assert "--allow-root" in start.lab_command(str(clone), [])
