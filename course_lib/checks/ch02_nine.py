@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.checks.core import Case, Exercise, Wrong, variant_rng
+from course_lib.checks.smell import plain
 
 __all__ = ["NINE_PARTS", "PARTS", "NineLines", "answer_run", "nine_parts_text", "one_case"]
 
@@ -196,7 +197,10 @@ def answer_run(answer: Any, case: Case) -> dict[str, Any]:
     """A reasoning answer is data already; it is handed on as it is."""
     if not isinstance(answer, dict):
         raise TypeError("the answer is a dict with the keys that the question names")
-    return {str(key): value for key, value in answer.items()}
+    variant = answer.get("variant")
+    if isinstance(variant, bool) or not isinstance(variant, int) or variant < 0:
+        raise TypeError("`variant` is the whole number of the question's variant")
+    return {str(key): plain(value) for key, value in answer.items()}
 
 
 def nine_parts_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
