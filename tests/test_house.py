@@ -1,6 +1,7 @@
 """The house rules: what ruff, mypy and the import contract hold, and the engineering rules that no tool knows."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -260,6 +261,36 @@ def test_text_is_utf8_with_plain_line_ends():
         if b"\0" not in data:
             data.decode("utf-8")
             assert b"\r\n" not in data, path
+
+
+def test_links_between_files_lead_somewhere():
+    for path in tracked():
+        if path.suffix == ".md":
+            for link in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
+                assert "://" in link or (path.parent / link).exists(), f"{path.relative_to(ROOT)}: {link}"
+
+
+def test_the_chapter_map_is_true():
+    """A chapter that is there is linked, one that is not says "planned"."""
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(16))
+    here = {int(path.name[:2]): path.name for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")}
+    for number, title in rows:
+        name = here.get(int(number))
+        wanted = f"](notebooks/{name})" if name else "(planned)"
+        assert title.endswith(wanted), f"chapter {number}: {title}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_new_words_of_a_chapter_are_in_the_glossary(path):
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", (ROOT / "GLOSSARY.md").read_text(encoding="utf-8"), re.MULTILINE)
+    terms = {term.strip().lower() for row, _ in rows for term in row.split(",")}
+    opening = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+    said = re.search(r"\*\*New words\*\*[^:]*: (.+?)\.(?:\n\n|\s*$)", opening, re.DOTALL)
+    assert said, "the opening cell lists its new words: **New words** (...): a, b, c."
+    words = [" ".join(word.split()).lower() for word in said[1].split(",")]
+    missing = [word for word in words if word not in terms and word.removesuffix("s") not in terms]
+    assert not missing, f"not in GLOSSARY.md: {missing}"
 
 
 @pytest.mark.slow
