@@ -20,6 +20,10 @@ def smoothed(values: Sequence[float], span: int = 20) -> np.ndarray:
     return (total[index + half + 1] - total[index - half]) / (2 * half + 1)
 
 
+def _span(count: int) -> int:
+    return max(2, min(20, count // 15))
+
+
 def training_curve(
     steps: Sequence[int],
     losses: Sequence[float],
@@ -36,7 +40,7 @@ def training_curve(
     """
     fig, ax = new_figure(title, subtitle, height=height)
     ax.plot(steps, losses, color=tint(COLORS["forward"], 0.35), linewidth=1.0)
-    (line,) = ax.plot(steps, smoothed(losses), color=COLORS["forward"], linewidth=2.2)
+    (line,) = ax.plot(steps, smoothed(losses, _span(len(losses))), color=COLORS["forward"], linewidth=2.2)
     labels = [(line, "training")]
     if validations:
         at, loss = zip(*validations, strict=True)

@@ -12,6 +12,7 @@ one point is 1.39 px; `png` renders it at a multiple of that. Use it like this::
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -73,7 +74,7 @@ COLORS: dict[str, str] = {
     "sky": "#56B4E9",
     "yellow": "#F0E442",
     "grey": "#9A9A9A",
-    "ink": "#202124",
+    "ink": "#1A1A1A",
     "muted": "#5F6368",
     "rule": "#C8C8C8",
     "paper": "#FFFFFF",
@@ -366,8 +367,8 @@ def _points(line: Line2D) -> tuple[np.ndarray, np.ndarray]:
     return x[finite], y[finite]
 
 
-def _spread(positions: np.ndarray, gap: float, low: float) -> np.ndarray:
-    """Move sorted positions apart to at least `gap` and above `low`: groups that touch share their mean shift."""
+def _spread(positions: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
+    """Move sorted positions apart to at least `gap`, inside low..high: groups that touch share their mean shift."""
     groups: list[list[float]] = []  # [sum of (position - own offset in the group), count]
     for position in positions:
         groups.append([float(position), 1])
@@ -375,11 +376,10 @@ def _spread(positions: np.ndarray, gap: float, low: float) -> np.ndarray:
             total, count = groups.pop()
             groups[-1][0] += total - count * groups[-1][1] * gap
             groups[-1][1] += count
-    out: list[float] = []
-    for total, count in groups:
-        for index in range(int(count)):
-            out.append(max(total / count + index * gap, out[-1] + gap if out else low))
-    return np.array(out)
+    out = np.array([_bottom(group) + index * gap for group in groups for index in range(int(group[1]))])
+    steps = gap * np.arange(len(out))
+    out = np.minimum(out, high - steps[::-1])
+    return np.maximum(out, low + steps)
 
 
 def _bottom(group: list[float]) -> float:
@@ -396,6 +396,13 @@ def _arrange(fig: Figure) -> None:
     if layout is None:
         return
     _place(fig)
+    for label in itertools.chain.from_iterable(layout.ends.values()):
+        label.set_position((7, 0))
+    for ax in fig.axes:  # start where the first layout started: the same figure gives the same bytes again
+        spec = ax.get_subplotspec()
+        if spec is not None:
+            ax.set_position(spec.get_position(fig))
+            ax.set_in_layout(True)
     engine = fig.get_layout_engine()
     assert engine is not None
     engine.execute(fig)
@@ -405,7 +412,7 @@ def _arrange(fig: Figure) -> None:
         at = np.array([ax.transData.transform(ax.convert_xunits(label.xy))[1] for label in labels])
         order = np.argsort(at, kind="stable")
         moved = np.empty_like(at)
-        moved[order] = _spread(at[order], gap=15.5 * px, low=ax.bbox.y0 + 7 * px)
+        moved[order] = _spread(at[order], gap=15.5 * px, low=ax.bbox.y0 + 7 * px, high=ax.bbox.y1)
         for label, shift in zip(labels, moved - at, strict=True):
             label.set_position((7, shift * 72 / fig.dpi))
 

@@ -105,7 +105,7 @@ def _clean(source: str) -> str:
 
 
 def hint(exercise: str) -> Any:
-    """Display the hints of an exercise, closed: `hint("unequal-tokens")`. Where there are none, it says so in a line."""
+    """Display the hints of an exercise, closed: `hint("unequal-tokens")`. Where there are none, a line says so."""
     try:
         made = Hints(exercise)
     except CourseError as error:

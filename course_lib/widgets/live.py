@@ -125,7 +125,7 @@ class Watch:
         if len(self.losses) < 2:
             return f'<div style="height: {height}px" class="course-muted">The first steps take longest.</div>'
         steps, losses = np.array(self.steps, dtype=float), np.array(self.losses)
-        mean = smoothed(self.losses)
+        mean = smoothed(self.losses, max(2, min(20, len(self.losses) // 15)))
         stride = max(1, len(steps) // 400)
         seen = [loss for _, loss in self.validations]
         low, high = min([*losses, *seen]), max([*losses, *seen])
@@ -175,7 +175,7 @@ class Watch:
         if not self.losses:
             return
         headline = f"{self.title}: from {self.losses[0]:.2f} to {self._recent():.2f} nats a token"
-        caption = "The loss of every step (pale) and its mean over 20 neighbours"
+        caption = "The loss of every step (pale) and smoothed"
         caption += ", with the validation loss as dots." if self.validations else "."
         if not in_notebook():
             print(f"{headline}. " + "; ".join(f"{value} {label}" for value, label in row))
