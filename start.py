@@ -490,13 +490,9 @@ def run(argv, root):
         check_port(asked_port(rest))
     if warning:
         say(warning)
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), on_signal)
+    before = signal.signal(signal.SIGTERM, on_signal)
     python = set_up(root, torch)
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, before)
     if command == "setup":
         return 0
     if command == "lab":

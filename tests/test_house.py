@@ -188,13 +188,13 @@ def restored(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 
 
 def guarded(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
-    """Whether a condition around this node, or an early return before it, asks for CUDA."""
+    """Whether a condition around this node, or an early return before it, asks which device it is."""
     line = getattr(node, "lineno", 0)
     while node in parents:
         node = parents[node]
         if isinstance(node, ast.If | ast.IfExp | ast.BoolOp):
             test = node if isinstance(node, ast.BoolOp) else node.test
-            if "cuda" in ast.unparse(test).replace("torch.cuda.is_available", "cuda"):
+            if re.search("cuda|cpu", ast.unparse(test)):
                 return True
         if isinstance(node, ast.FunctionDef):
             for early in node.body:
@@ -217,7 +217,7 @@ def test_text_files_name_their_encoding_and_line_end(path):
         if method == "open" and dotted(node.func) != "os.open":
             modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
             mode = "".join(one for one in modes if re.fullmatch(r"[rwaxbt+]{1,3}", one))
-            if "b" in mode:
+            if "b" in mode or (node.args and dotted(node.args[0]) == "os.devnull"):
                 continue
             wanted = {"encoding", "newline"} if set(mode) & set("wax+") else {"encoding"}
         elif method in ("read_text", "write_text"):
