@@ -1,9 +1,9 @@
 """An assignment of the tests' own, in a temporary folder, its checks on PYTHONPATH."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def hand_in(tmp_path: Path) -> Callable[[Any], Path]:
 
     def write(notebook: Any, name: str = "90_fixture.ipynb") -> Path:
         path = tmp_path / name
-        path.write_text(nbformat.writes(deepcopy(notebook)), encoding="utf-8")
+        path.write_text(json.dumps(notebook), encoding="utf-8")
         return path
 
     return write

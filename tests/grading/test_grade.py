@@ -1,7 +1,6 @@
 """Hand-ins graded end to end: nbval in a process of its own, the verdict in another."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +10,14 @@ import nbformat
 import psutil
 import pytest
 from grading_fixture import answer, cell_of, right
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_output
 
 from course_lib.grading.assignment import Assignment
 from course_lib.grading.cli import grade_main
-from course_lib.grading.grade import Submission, grade_handin
+from course_lib.grading.grade import STATUSES, Submission, grade_handin
 from course_lib.grading.judge import Judge
+
+Grade = Callable[..., Submission]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def judge(fixture_assignment: Assignment) -> Iterator[Judge]:
 
 
 @pytest.fixture
-def graded(judge: Judge, hand_in: Callable[..., Path]) -> Callable[..., Submission]:
+def graded(judge: Judge, hand_in: Callable[..., Path]) -> Grade:
     def grade(notebook: Any, **options: Any) -> Submission:
         path = hand_in(notebook)
         return grade_handin(str(path), path, lambda assignment: judge, **options)
@@ -34,20 +35,171 @@ def graded(judge: Judge, hand_in: Callable[..., Path]) -> Callable[..., Submissi
     return grade
 
 
-def statuses(submission: Submission) -> dict[str, str]:
-    return {item.id: item.status for item in submission.items}
+def statuses(submission: Submission) -> list[str]:
+    return [item.status for item in submission.items]
 
 
 def message(submission: Submission, name: str) -> str:
     return next(item.message for item in submission.items if item.id == name)
 
 
-def test_right_answers_get_full_marks(graded: Callable[..., Submission], solved: Any) -> None:
+def test_right_answers_get_full_marks_whatever_else_they_do(graded: Grade, solved: Any, tmp_path: Path) -> None:
+    """Prints, warnings, a progress bar, a display, another folder, a renamed builtin: none of it changes a grade."""
+    noise = (
+        "\n    import os, random, sys, warnings\n    from IPython.display import display\n"
+        "    print('double: failed'); print('x', file=sys.stderr); warnings.warn('w'); os.system('echo fd; echo e >&2')\n"
+        "    display({'text/html': '<b>x</b>'}, raw=True); os.chdir('/'); random.seed(1)\n"
+    )
+    answer(solved, "double", right("double").replace("    return", noise + "    return"))
+    answer(solved, "total", "import sys\nfrom tqdm import tqdm\ntqdm.write('w', file=sys.stderr)\n" + right("total"))
+    answer(
+        solved,
+        "largest",
+        "list(map(print, range(3)))\nhelper = max\ndef largest(values):\n    return helper(values)\n5",
+    )
+    solved.cells.insert(0, new_code_cell("import warnings\nwarnings.warn('early')"))
+    solved.cells.append(new_code_cell("1 / 0"))
     found = graded(solved)
-    assert set(statuses(found).values()) == {"passed"} and (found.score, found.max_score) == (10, 10)
-    assert found.flags == ()
+    assert statuses(found) == ["passed"] * 4 and (found.score, found.max_score) == (10, 10)
+    assert found.flags == () and found.status == "graded"
 
 
-def test_untouched_is_not_attempted(graded: Callable[..., Submission], released: Any) -> None:
+def test_untouched_is_not_attempted(graded: Grade, released: Any) -> None:
     found = graded(released)
-    assert set(statuses(found).values()) == {"not_attempted"} and found.score == 0
+    assert statuses(found) == ["not_attempted"] * 4 and found.score == 0 and found.flags == ()
+
+
+def test_wrong_raising_and_missing_ones_do_not_sink_the_others(graded: Grade, solved: Any) -> None:
+    answer(solved, "double", "def double(values):\n    return [value + 2 for value in values]")
+    answer(solved, "total", "def total(values):\n    return sum(values")
+    answer(solved, "pick", "picked = {'variant': 0, 'choice': int('many')}")
+    found = graded(solved)
+    assert statuses(found) == ["failed", "failed", "failed", "passed"] and found.score == 4
+    assert "not what the values ask for [adds-instead]" in message(found, "double")
+    assert found.items[0].misconception == "adds-instead"
+    assert "SyntaxError" in message(found, "total") and "ValueError" in message(found, "pick")
+
+
+def test_an_exception_names_the_case_and_the_line(graded: Grade, solved: Any) -> None:
+    answer(solved, "double", "def double(values):\n    return values[99]")
+    answer(solved, "total", "import math\ndef total(values):\n    return int(math.fsum(values))")
+    answer(solved, "pick", 'picked = {"variant": 0, "choice": None}')
+    solved.cells.remove(cell_of(solved, "largest"))
+    found = graded(solved)
+    assert statuses(found) == ["failed", "failed", "not_attempted", "missing"]
+    assert "case 1 of 3" in message(found, "double") and "return values[99]" in message(found, "double")
+    assert "math.fsum" in message(found, "total") and "write it yourself" in message(found, "total")
+
+
+def test_endless_loop_and_dead_kernel_are_their_own_exercises_alone(graded: Grade, solved: Any) -> None:
+    answer(solved, "double", "def double(values):\n    while True:\n        pass")
+    answer(solved, "total", "import os\ndef total(values):\n    os._exit(0)")
+    start = time.monotonic()
+    found = graded(solved, timeout=3)
+    assert statuses(found) == ["timeout", "kernel_died", "passed", "passed"]
+    assert time.monotonic() - start < 120
+
+
+@pytest.mark.slow
+def test_a_loop_that_does_not_hear_interrupts(graded: Grade, solved: Any) -> None:
+    deaf = "def double(values):\n    while True:\n        try:\n            sum(range(10**6))\n"
+    answer(solved, "double", deaf + "        except KeyboardInterrupt:\n            pass")
+    answer(solved, "total", "raise SystemExit(0)")
+    found = graded(solved, timeout=3)
+    assert statuses(found)[0] == "timeout" and statuses(found)[2:] == ["passed", "passed"]
+    assert statuses(found)[1] == "failed"
+
+
+@pytest.mark.slow
+def test_nothing_is_left_running(graded: Grade, solved: Any) -> None:
+    orphan = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600.25)'], "
+    answer(solved, "double", orphan + "start_new_session=True)\n" + right("double"))
+    assert statuses(graded(solved)) == ["passed"] * 4
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [line for line in commands if any("600.25" in word for word in line)]
+
+
+def test_stored_outputs_and_edited_checks_prove_nothing(graded: Grade, released: Any) -> None:
+    for name in ("double", "total", "pick", "largest"):
+        check = cell_of(released, f"check-{name}")
+        check.source = f'print("{name}: passed, 3 cases")'
+        check.outputs = [new_output("stream", name="stdout", text=f"{name}: passed, 3 cases\n")]
+        check.metadata.tags = ["nbval-skip"]
+    found = graded(released)
+    assert statuses(found) == ["not_attempted"] * 4 and found.score == 0
+    assert len([flag for flag in found.flags if "check cell was edited" in flag]) == 4
+
+
+FORGERIES = {
+    "skip": "# NBVAL_SKIP\ndef double(values):\n    return 0",
+    "print": "print('double: passed, 3 cases')\ndef double(values):\n    return 0",
+    "rebound check": "check = lambda name, answer: print(f'{name}: passed, 3 cases')",
+    "patched judge": (
+        "import fixture_checks as f\nfor e in f.EXERCISES:\n    object.__setattr__(e, 'judge', lambda c, r: None)"
+    ),
+    "always equal": (
+        "class Yes(list):\n    def __eq__(self, other):\n        return True\ndef double(values):\n    return Yes([0])"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trick", FORGERIES)
+def test_a_forged_pass_is_no_points(graded: Grade, released: Any, trick: str) -> None:
+    answer(released, "double", FORGERIES[trick] + "\n")
+    if "def double" not in FORGERIES[trick]:
+        cell_of(released, "double").source += "\ndef double(values):\n    return [0]"
+    found = graded(released)
+    assert statuses(found) == ["failed", *statuses(found)[1:]] and found.score == 0, found
+
+
+def test_identification(graded: Grade, solved: Any, judge: Judge, hand_in: Callable[..., Path]) -> None:
+    solved.metadata = {}
+    path = hand_in(solved, "smith_late_1234_90_fixture-2 (1).ipynb")
+    assert grade_handin("smith", path, lambda assignment: judge).score == 10
+    solved.cells = [new_code_cell("x = 1")]
+    lost = grade_handin("lost", hand_in(solved, "notes.ipynb"), lambda assignment: judge)
+    assert lost.status == "unreadable" and "no exercise notebook" in lost.flags[0]
+
+
+def test_the_command(
+    material: Path, solved: Any, hand_in: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit codes, the report, and JSON of exactly the documented shape."""
+    bad = tmp_path / "empty.ipynb"
+    bad.write_bytes(b"")
+    assert grade_main([str(bad), str(tmp_path / "absent.ipynb")]) == 2
+    out = capsys.readouterr().out
+    assert "unreadable" in out and "empty file" in out and "absent.ipynb: missing" in out
+    path, result = hand_in(solved), tmp_path / "result.json"
+    assert grade_main([str(path), "--json", str(result)]) == 0
+    out = capsys.readouterr().out
+    assert "10 of 10 points" in out and "90.3  pick" in out and "next:" not in out
+    answer(solved, "total", "def total(values):\n    return 0")
+    assert grade_main([str(hand_in(solved)), str(bad), "--json", "-"]) == 1
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert "next: 90.2 The total; a hint: course hint 90.2" in captured.err
+    assert found.keys() == {"submissions"} and [one["status"] for one in found["submissions"]] == [
+        "graded",
+        "unreadable",
+    ]
+    first = found["submissions"][0]
+    assert first.keys() == {"name", "status", "score", "max_score", "flags", "items"}
+    assert (first["score"], first["max_score"]) == (8, 10) and isinstance(first["flags"], list)
+    for item in first["items"]:
+        assert item.keys() == {"id", "status", "score", "max_score", "message"} and item["status"] in STATUSES
+    assert json.loads(result.read_text(encoding="utf-8"))["submissions"][0]["score"] == 10
+
+
+def test_a_chapter_number_is_the_copy_in_work(
+    material: Path, solved: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("course_lib.grading.grade.work_dir", lambda: tmp_path)
+    assert grade_main(["90"]) == 2
+    assert "90_fixture: missing" in capsys.readouterr().out
+    (tmp_path / "exercises").mkdir()
+    nbformat.write(solved, tmp_path / "exercises" / "90_fixture.ipynb")
+    assert grade_main(["90"]) == 0
+    with pytest.raises(SystemExit):
+        grade_main(["90", "--timeout", "0"])
