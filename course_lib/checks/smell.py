@@ -1,0 +1,35 @@
+"""What judges share: is it a number, are two numbers the same, and which misconception gives exactly what came back."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from course_lib.checks.core import Wrong
+
+__all__ = ["not_a_number", "plain", "same", "smell"]
+
+
+def plain(value: Any) -> Any:
+    """A Python float of a numpy or torch scalar; anything else as it is."""
+    size = getattr(value, "numel", None)
+    one = size() == 1 if callable(size) else getattr(value, "size", None) == 1
+    return float(value.item()) if one and hasattr(value, "item") else value
+
+
+def not_a_number(returned: Any) -> Wrong | None:
+    """Refuse what is no number; NaN and the infinities are left to the judge."""
+    if returned is None:
+        return Wrong("nothing came back. Does every path end in a `return`?")
+    if isinstance(returned, bool) or not isinstance(returned, int | float):
+        return Wrong(f"a number is wanted; a {type(returned).__name__} came back")
+    return None
+
+
+def same(a: float, b: float, tolerance: float) -> bool:
+    """Equal up to `tolerance`, relative above 1 and absolute below; an infinity equals itself, NaN equals nothing."""
+    return a == b or (math.isfinite(b) and abs(a - b) <= tolerance * max(1.0, abs(b)))
+
+
+def smell(returned: float, values: Mapping[str, float], tolerance: float) -> str | None:
+    """The first misconception of `values` (id -> what it would give) whose arithmetic gives what came back."""
+    return next((name for name, value in values.items() if same(returned, value, tolerance)), None)
