@@ -136,10 +136,10 @@ def find(folder: Path) -> Path:
     folder = Path(folder)
     if (folder / "meta.json").is_file():
         return folder
-    steps = sorted(p.parent for p in folder.glob("step-*/meta.json"))
+    steps = [path.parent for path in folder.glob("step-*/meta.json") if path.parent.name[5:].isdigit()]
     if not steps:
         raise CheckpointError(f"{folder}: no checkpoint here (no meta.json, no step-N folder); check the path")
-    return steps[-1]
+    return max(steps, key=lambda path: int(path.name[5:]))
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class ModelConfig:
         )
         require(
             width // heads % 2 == 0,
-            f"d_model / n_heads = {width // heads} must be even (rotary positions turn pairs); try d_model={2 * width}",
+            f"d_model / n_heads = {width // heads} must be even (rotary positions turn pairs); try d_model={width + heads}",
         )
         require(
             heads % self.kv_heads == 0, f"n_kv_heads={self.kv_heads} does not divide n_heads={heads}; try n_kv_heads=1"

@@ -165,7 +165,7 @@ class GPT(nn.Module):
         return generate(self, prompt, max_new, self.config.context, temperature, top_k, generator)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def generate(
     model: nn.Module,
     prompt: Tensor,
