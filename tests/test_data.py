@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from course_lib import data as data_module
 from course_lib import documents as documents_module
 from course_lib.config import DataConfig
 from course_lib.data import (
@@ -219,6 +220,13 @@ def test_prepare_own_text_with_bytes(tmp_path: Path) -> None:
     assert len(data.val) == data.val_bytes + len(data.val_documents) + 1
 
 
+def test_target_bytes() -> None:
+    targets = np.array([[104, IGNORE, 256], [0xC3, 0xA9, IGNORE]])
+    assert target_bytes(BytesTokenizer(), targets) == 3
+    word = corpus().tokenizer.encode(" the")
+    assert target_bytes(corpus().tokenizer, np.array([*word, IGNORE, corpus().tokenizer.eos])) == 4
+
+
 def test_pack() -> None:
     stream = pack(BytesTokenizer(), [Document("a", "hi"), Document("b", ""), Document("c", "é")])
     assert stream.tolist() == [256, 104, 105, 256, 256, 0xC3, 0xA9, 256] and stream.dtype == np.int32
@@ -395,21 +403,19 @@ def test_the_global_generator_is_left_alone() -> None:
     assert np.random.get_state()[1].tolist() == state  # type: ignore[index, union-attr]
 
 
-def test_the_next_batch_is_cheap() -> None:
-    """Median under 1 ms, though every fourth batch starts an epoch (measured: 0.02 ms)."""
+def test_the_next_batch_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Median under 1 ms (measured: 0.02), and an epoch's order is made once, also where batches hold two epochs."""
     stream = BatchStream(corpus().train, 64, 12)
-    stream.next()
     seconds = []
-    for _ in range(200):
+    for _ in range(100):
         before = time.perf_counter()
         stream.next()
         seconds.append(time.perf_counter() - before)
-    assert sorted(seconds)[100] < 1e-3
-    crossing = BatchStream(np.arange(41 * 64), 64, 12)  # 40 windows: most batches hold the ends of two epochs
-    crossing._starts(0)
+    assert sorted(seconds)[50] < 1e-3
     made = []
-    original = crossing._epochs
-    for _ in range(40):
-        crossing.next()
-        made += [epoch for epoch in crossing._epochs if epoch not in made]
-    assert made == sorted(made) and len(crossing._epochs) <= 2 and crossing._epochs is original
+    monkeypatch.setattr(data_module, "stream_seed", lambda seed, purpose: made.append(purpose) or 0)
+    crossing = BatchStream(np.arange(20 * 64), 64, 12)  # 19 windows: two batches of three hold the ends of two epochs
+    for step in range(40):
+        for rank in range(3):
+            crossing.slice(step, rank, 3)
+    assert made == [f"epoch {epoch}" for epoch in range(-(-40 * 12 // 19))]
