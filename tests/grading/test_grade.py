@@ -47,7 +47,8 @@ def test_right_answers_get_full_marks_whatever_else_they_do(graded: Grade, solve
     """Prints, warnings, a progress bar, a display, another folder, a renamed builtin: none of it changes a grade."""
     noise = (
         "\n    import os, random, sys, warnings\n    from IPython.display import display\n"
-        "    print('double: failed'); print('x', file=sys.stderr); warnings.warn('w'); os.system('echo fd; echo e >&2')\n"
+        "    print('double: failed'); print('x', file=sys.stderr)\n"
+        "    warnings.warn('w'); os.system('echo fd; echo e >&2')\n"
         "    display({'text/html': '<b>x</b>'}, raw=True); os.chdir('/'); random.seed(1)\n"
     )
     answer(solved, "double", right("double").replace("    return", noise + "    return"))
