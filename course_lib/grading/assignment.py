@@ -19,7 +19,7 @@ __all__ = ["Assignment", "Item", "all_assignments", "find_assignment", "find_ite
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 BEGIN_HIDDEN, END_HIDDEN = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_TITLE = re.compile(r"\*\*(\d\d\.\d+)\s+(.+?)\*\*")
+_TITLE = re.compile(r"^(?:#+\s*|\*\*)(\d\d\.\d+)\s+(.+?)(?:\*\*|$)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
