@@ -1,11 +1,14 @@
 """The machine, probed: cores, memory, devices, number formats, matmul peak, folders. Platform differences live here."""
 
+import contextlib
 import ctypes
 import functools
 import math
 import os
 import platform
 import shutil
+import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +19,12 @@ from course_lib.errors import ConfigError
 __all__ = [
     "Machine",
     "bf16_speedup",
+    "end_session",
     "find_compiler",
     "keep_memory",
     "material_dir",
     "matmul_peak",
+    "own_session",
     "pick_device",
     "probe",
     "runs",
@@ -259,6 +264,22 @@ def bf16_speedup(device: str = "cpu") -> float:
         for name in rates:
             rates[name] = max(rates[name], matmul_rate(384, name, 0.005, device))
     return rates["bf16"] / rates["fp32"]
+
+
+def own_session() -> dict[str, Any]:
+    """Keyword arguments of `subprocess.Popen` that give a process, and what it starts, a session of its own."""
+    if os.name == "nt":
+        return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)}
+    return {"start_new_session": True}
+
+
+def end_session(process: "subprocess.Popen[Any]") -> None:
+    """End a process started with `own_session`, and (not on Windows) all that is still in its session's group."""
+    if os.name == "nt":
+        process.kill()
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def material_dir() -> Path:

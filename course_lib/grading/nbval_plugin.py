@@ -18,6 +18,8 @@ import pytest
 from nbformat import NotebookNode
 from nbval.kernel import RunningKernel
 
+__all__ = ["KernelDied", "WatchedKernel"]
+
 REPORT, DESK = "COURSE_NBVAL_REPORT", "COURSE_NBVAL_DESK"
 POLL = 0.25
 OUTPUT_TIMEOUT = 30

@@ -39,7 +39,7 @@ def run_notebook(notebook: NotebookNode, where: Room, timeout: float) -> dict[st
     path = where.folder / "notebook.ipynb"
     path.write_bytes(dump(notebook))
     settings = where.folder / "pytest.ini"
-    settings.write_text("[pytest]\n", encoding="utf-8")
+    settings.write_text("[pytest]\n", encoding="utf-8", newline="\n")
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir", str(where.folder)]
     command += ["-p", "no:cacheprovider", "-p", "nbval.plugin", "-p", "course_lib.grading.nbval_plugin", "--color=no"]
     command += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(timeout), "--tb=no", str(path)]

@@ -3,16 +3,16 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import psutil
+
+from course_lib.machine import end_session
 
 __all__ = ["Room", "room", "run_group"]
 
@@ -80,7 +80,6 @@ def room(seed: int) -> Iterator[Room]:
 def run_group(command: list[str], where: Room, timeout: float, **extra: str) -> bool:
     """Run a command in a session of its own; False when it had to be killed after `timeout` seconds."""
     log = (where.folder / "log.txt").open("wb")
-    options = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)} if os.name == "nt" else {}
     with (
         log,
         subprocess.Popen(
@@ -90,8 +89,7 @@ def run_group(command: list[str], where: Room, timeout: float, **extra: str) -> 
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=os.name != "nt",
-            **options,  # type: ignore[arg-type]
+            **own_session(),
         ) as process,
     ):
         try:
@@ -100,15 +98,7 @@ def run_group(command: list[str], where: Room, timeout: float, **extra: str) -> 
         except subprocess.TimeoutExpired:
             return False
         finally:
-            _kill_group(process)
-
-
-def _kill_group(process: "subprocess.Popen[Any]") -> None:
-    if os.name == "nt":
-        process.kill()
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+            end_session(process)
 
 
 def _end_all(mark: str) -> None:
