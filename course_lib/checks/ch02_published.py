@@ -13,13 +13,13 @@ from course_lib.checks.core import Case, Exercise, Wrong, variant_rng
 __all__ = ["PUBLISHED_RUN", "published_run", "published_run_text"]
 
 RUNS: list[tuple[str, float, float, float, float, str, float]] = [
-    # model, parameters, tokens, accelerator-hours, FLOP/s at peak (dense 16-bit), accelerator, its bytes
-    ("Llama 2 7B (arXiv 2307.09288)", 6.738e9, 2.0e12, 184_320, 312e12, "A100", 80e9),
+    # model, parameters, tokens, device-hours, peak FLOP/s (dense 16-bit), device, memory of the card asked about
+    ("Llama 2 7B (arXiv 2307.09288)", 6.738e9, 2.0e12, 184_320, 312e12, "A100", 24e9),
     ("LLaMA 65B (arXiv 2302.13971)", 65.2e9, 1.4e12, 1_022_362, 312e12, "A100", 80e9),
     ("Llama 2 70B (arXiv 2307.09288)", 68.98e9, 2.0e12, 1_720_320, 312e12, "A100", 80e9),
-    ("LLaMA 7B (arXiv 2302.13971)", 6.7e9, 1.0e12, 82_432, 312e12, "A100", 80e9),
+    ("LLaMA 7B (arXiv 2302.13971)", 6.738e9, 1.0e12, 82_432, 312e12, "A100", 24e9),
     ("BLOOM 176B (arXiv 2211.05100)", 176.2e9, 366e9, 1_082_990, 312e12, "A100", 80e9),
-    ("SmolLM3 3B (its published configuration)", 3.075e9, 11.2e12, 221_184, 989e12, "H100", 80e9),
+    ("Pythia 12B (arXiv 2304.01373)", 11.85e9, 299.9e9, 72_300, 312e12, "A100", 40e9),
 ]
 STATES = {
     "BF16 weights and BF16 gradients": 16,
@@ -44,7 +44,7 @@ def published_run(variant: int) -> dict[str, Any]:
         "recipe": recipe,
         "bytes": STATES[recipe],
         "mfu": 6 * parameters * tokens / (hours * 3600 * peak),
-        "devices": math.ceil(STATES[recipe] * parameters / memory),
+        "cards": math.ceil(STATES[recipe] * parameters / memory),
     }
 
 
@@ -53,74 +53,73 @@ def published_run_text(variant: int) -> str:
     run = published_run(variant)
     return (
         f"{run['name']}: {run['parameters'] / 1e9:.4g}e9 parameters, {run['tokens'] / 1e12:.3g}e12 tokens.\n"
-        f"It took {run['hours']:,} device-hours, summed over all devices. A device is one {run['device']}: a peak of\n"
-        f"{run['peak'] / 1e12:.0f}e12 FLOP/s in 16 bits, {run['memory'] / 1e9:.0f}e9 bytes of memory. "
-        f"Say it is trained with AdamW,\n{run['recipe']}.\n\n"
-        "choice:   the smallest number of these devices whose memory, taken together, holds the training state\n"
-        "          (weights, gradients, everything the optimizer keeps; no activations)\n"
+        f"It took {run['hours']:,} device-hours, summed over all devices: {run['device']}, with a peak of\n"
+        f"{run['peak'] / 1e12:.0f}e12 FLOP/s in 16 bits. Say that it was trained with AdamW,\n{run['recipe']}.\n\n"
+        f"choice:   the smallest number of cards of {run['memory'] / 1e9:.0f}e9 bytes whose memory, taken together,\n"
+        "          holds the training state (weights, gradients, all that the optimizer keeps; no activations)\n"
         "evidence: the model FLOPs utilisation (MFU) of the whole run by 6ND, as a fraction between 0 and 1"
     )
 
 
 def published_run_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """The number of devices is exact; the MFU within 1%, since the question prints three to four digits."""
+    """The number of cards is exact; the MFU within 1%, since the question prints three to four digits."""
     run = published_run(int(returned["variant"]))
-    devices, mfu = returned.get("choice"), returned.get("evidence")
-    for key, value in (("choice", devices), ("evidence", mfu)):
+    cards, mfu = returned.get("choice"), returned.get("evidence")
+    for key, value in (("choice", cards), ("evidence", mfu)):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return Wrong(f"`{key}` is a number")
-    assert devices is not None and mfu is not None
+    assert cards is not None and mfu is not None
     need = run["parameters"] / run["memory"]
-    if devices != run["devices"]:
+    if cards != run["cards"]:
         guesses = {
-            "counts-weights-only": (2, "your devices hold the weights. What else is there when a step has ended?"),
+            "counts-weights-only": (2, "your cards hold the weights. What else is there when a step has ended?"),
             "forgets-the-master-copy": (
                 run["bytes"] - 4,
                 "4 bytes a parameter are missing: what does the optimizer add to?",
             ),
             "no-optimizer-state": (
                 run["bytes"] - 12,
-                "your devices hold weights and gradients. Who keeps the averages?",
+                "your cards hold weights and gradients. Who keeps the averages?",
             ),
         }
         for rule, (size, message) in guesses.items():
-            if devices == math.ceil(size * need):
+            if cards == math.ceil(size * need):
                 return Wrong(message, rule)
-        if devices == math.floor(run["bytes"] * need):
-            return Wrong("that many devices are filled to the brim, and a rest is left over", "rounds-down")
-        return Wrong("the number of devices is off: bytes a parameter, times parameters, over the memory of one")
+        if cards == math.floor(run["bytes"] * need):
+            return Wrong("that many cards are filled to the brim, and a rest is left over", "rounds-down")
+        return Wrong("the number of cards is off: bytes a parameter, times parameters, over the memory of one")
     if math.isclose(mfu, run["mfu"], rel_tol=0.01):
         return None
     ratios = {
         "forward-only": (
             1 / 3,
-            "the devices are right. Your FLOPs are those of the forward pass. What else runs in a step?",
+            "the cards are right. Your FLOPs are those of the forward pass. What else runs in a step?",
         ),
-        "backward-only": (2 / 3, "the devices are right. Your FLOPs leave one of the two passes out"),
+        "backward-only": (2 / 3, "the cards are right. Your FLOPs leave one of the two passes out"),
         "counts-recomputation": (
             4 / 3,
-            "the devices are right. 8ND counts a forward that is run twice; MFU does not pay for it",
+            "the cards are right. 8ND counts a forward that is run twice; MFU does not pay for it",
         ),
-        "hours-as-seconds": (3600, "the devices are right. Compare the units: FLOP/s times hours gives what?"),
-        "percent": (100, "the devices are right. Give the utilisation as a fraction, not in percent"),
+        "hours-as-seconds": (3600, "the cards are right. Compare the units: FLOP/s times hours gives what?"),
+        "percent": (100, "the cards are right. Give the utilisation as a fraction, not in percent"),
     }
     for rule, (ratio, message) in ratios.items():
         if math.isclose(mfu, run["mfu"] * ratio, rel_tol=0.01):
             return Wrong(message, rule)
-    return Wrong("the devices are right, the MFU is not. Write down FLOPs done and FLOPs possible, with units")
+    return Wrong("the cards are right, the MFU is not. Write down FLOPs done and FLOPs possible, with units")
 
 
 PUBLISHED_RUN = Exercise(
     id="published-run",
     title="A published run on paper",
-    cases=one_case("your devices and MFU"),
+    cases=one_case("your cards and MFU"),
     run=answer_run,
     judge=published_run_judge,
     misconceptions={
         "counts-weights-only": "a model needs as much memory as its weights",
         "forgets-the-master-copy": "with 16-bit weights there is no FP32 copy of them",
         "no-optimizer-state": "the optimizer keeps nothing",
-        "rounds-down": "a rest of the state needs no device",
+        "rounds-down": "a rest of the state needs no card",
         "forward-only": "a training step costs one forward pass",
         "backward-only": "backward costs as much as forward",
         "counts-recomputation": "recomputed FLOPs are useful FLOPs",

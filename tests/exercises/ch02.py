@@ -374,24 +374,24 @@ right_variant_7, right_variant_8, right_variant_9 = (right("nine-parts", answer=
 
 def _published(variant, **changes):
     run = published_run(variant)
-    return {"variant": variant, "choice": run["devices"], "evidence": run["mfu"], **changes}
+    return {"variant": variant, "choice": run["cards"], "evidence": run["mfu"], **changes}
 
 
-def _devices(variant, size):
+def _cards(variant, size):
     run = published_run(variant)
     return math.ceil(size(run["bytes"]) * run["parameters"] / run["memory"])
 
 
 wrong_weights_alone = wrong(
-    "published-run", "counts-weights-only", answer=_published(2, choice=_devices(2, lambda size: 2))
+    "published-run", "counts-weights-only", answer=_published(2, choice=_cards(2, lambda size: 2))
 )
 wrong_master_forgotten = wrong(
-    "published-run", "forgets-the-master-copy", answer=_published(2, choice=_devices(2, lambda size: size - 4))
+    "published-run", "forgets-the-master-copy", answer=_published(2, choice=_cards(2, lambda size: size - 4))
 )
 wrong_optimizer_forgotten = wrong(
-    "published-run", "no-optimizer-state", answer=_published(2, choice=_devices(2, lambda size: size - 12))
+    "published-run", "no-optimizer-state", answer=_published(2, choice=_cards(2, lambda size: size - 12))
 )
-wrong_floor = wrong("published-run", "rounds-down", answer=_published(2, choice=_devices(2, lambda size: size) - 1))
+wrong_floor = wrong("published-run", "rounds-down", answer=_published(2, choice=_cards(2, lambda size: size) - 1))
 wrong_forward_only = wrong("published-run", "forward-only", answer=_published(0, evidence=published_run(0)["mfu"] / 3))
 wrong_recomputed = wrong(
     "published-run", "counts-recomputation", answer=_published(1, evidence=published_run(1)["mfu"] * 4 / 3)
