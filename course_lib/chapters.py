@@ -45,6 +45,6 @@ def read_chapter(path: Path) -> Chapter:
     time = re.search(r"^\*\*Time\*\*: .*?(\d+) minutes.*?(\d+) seconds", text, re.MULTILINE | re.DOTALL)
     if title is None or time is None:
         raise CourseError(
-            f"{path.name}: the first cell must have the lines `# N. Title` and `**Time**: about N minutes ... N seconds`"
+            f"{path.name}: the first cell must have the lines `# N. Title` and `**Time**: N minutes ... N seconds`"
         )
     return Chapter(int(path.name[:2]), title[1].split(":")[0], float(time[1]), float(time[2]), path)

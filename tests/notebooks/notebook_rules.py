@@ -238,8 +238,8 @@ def recall_questions(notebook: NotebookNode) -> list[str]:
     number = re.match(r"# (\d+)\.", notebook.cells[0].source)
     if number is None or int(number[1]) < 2:
         return []
-    start = re.search(r"(?:\*\*|#+ )Recall(?:.|\n)*?(?=\n## |\Z)", prose(notebook))
-    asked = len(re.findall(r"^\d\. ", start[0], re.M)) if start else 0
+    start = re.search(r"(?:\*\*|#+ )(?:Recall|Do you still know)(?:.|\n)*?(?=\n#+ |\Z)", prose(notebook))
+    asked = len(re.findall(r"^(?:\*\*)?(?:<details><summary>)?\d\. ", start[0], re.M)) if start else 0
     lines = [] if 3 <= asked <= 4 else [f"{asked} recall questions from earlier chapters under `Recall`; three or four"]
     return lines + ([] if start is None or "<details>" in start[0] else ["recall questions without answers to open"])
 
