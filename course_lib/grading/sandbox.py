@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from course_lib.machine import end_session
+from course_lib.machine import end_session, own_session
 
 __all__ = ["Room", "room", "run_group"]
 
