@@ -82,7 +82,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     """Use one matrix for the token embedding and the output layer."""
     dropout: float = 0.0
-    """Share of activations set to zero while training."""
+    """Share of activations set to zero while training: of the embeddings and of what each half of a block adds."""
     norm_eps: float = 1e-5
     """Added to the mean square inside RMSNorm."""
 
@@ -100,7 +100,7 @@ class ModelConfig:
         )
         require(
             width // heads % 2 == 0,
-            f"d_model / n_heads = {width // heads} must be even (rotary positions turn pairs); try d_model={width + heads}",
+            f"d_model / n_heads = {width // heads} must be even (pairs are rotated); try d_model={width + heads}",
         )
         require(
             heads % self.kv_heads == 0, f"n_kv_heads={self.kv_heads} does not divide n_heads={heads}; try n_kv_heads=1"

@@ -44,7 +44,6 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.width = config.n_heads, config.kv_heads, config.head_dim
-        self.dropout = config.dropout
         self.qkv = nn.Linear(config.d_model, (self.heads + 2 * self.kv_heads) * self.width, bias=False)
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
@@ -60,17 +59,14 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Queries (B, H, T, K), keys and values (B, G, T, K) -> (B, H, T, K)."""
-        dropout = self.dropout if self.training else 0.0
         grouped = self.heads != self.kv_heads
         if q.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             # The CPU's BF16 kernel takes three times as long as its FP32 one, all of it in backward.
             with torch.autocast("cpu", enabled=False):
                 return F.scaled_dot_product_attention(
-                    q.float(), k.float(), v.float(), dropout_p=dropout, is_causal=True, enable_gqa=grouped
+                    q.float(), k.float(), v.float(), is_causal=True, enable_gqa=grouped
                 )
-        return F.scaled_dot_product_attention(
-            q.to(v.dtype), k.to(v.dtype), v, dropout_p=dropout, is_causal=True, enable_gqa=grouped
-        )
+        return F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True, enable_gqa=grouped)
 
 
 class FeedForward(nn.Module):

@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_is_one_line(how: str, tmp_path: Path) -> None:
     [
         ({"batch": 4}, "batch"),
         ({"seed": 1}, "seed"),
-        ({"model": toy_config(model={"d_model": 32}).model}, "embedding.weight"),
+        ({"model": toy_config(model={"d_model": 32}).model}, "attention.out.weight"),
         ({"model": toy_config(model={"n_layers": 1}).model}, "blocks.1"),
     ],
 )

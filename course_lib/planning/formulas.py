@@ -118,24 +118,23 @@ def model_params(config: ModelConfig) -> dict[str, int]:
 def activation_bytes(config: ModelConfig, batch: int, context: int, precision: str = "fp32") -> int:
     """Bytes that the GPT's forward pass and cross entropy keep for backward, over (batch, context) tokens.
 
-    Counted from what torch's CPU kernels save, without dropout: a kernel that recomputes more keeps less. "bf16" is
-    autocast, which also keeps its 16-bit copies of the matrices. `ConfigError` for a model with dropout.
+    Counted from what torch's CPU kernels save: a kernel that recomputes more keeps less. "bf16" is autocast, which also
+    keeps its 16-bit copies of the matrices.
     """
-    if config.dropout:
-        raise ConfigError(f"dropout={config.dropout}: the count is for dropout=0 (dropout also keeps masks and scores)")
     d, ff, heads, kv = config.d_model, config.ff, config.n_heads, config.kv_heads
     head_dim, layers, vocab = config.head_dim, config.n_layers, config.vocab_size
     norm = 4 * (2 * d + 1)  # the stream, its normalised form, one reciprocal a token
     rotated = 4 * (heads + kv) * head_dim  # queries and keys after the rotation
     attended = 4 * (d + heads)  # attention's output, and one number a head for its softmax
+    masks = 1 if config.dropout else 0  # each as large as what it drops
     if precision == "fp32":
         qkv = 4 * (heads + 2 * kv) * head_dim  # values are a view of it, so that all of it stays
-        block = 2 * norm + 4 * d + qkv + rotated + attended + 4 * d + 4 * 4 * ff
-        return batch * context * (layers * block + norm + 4 * d + 4 * vocab)
+        block = 2 * norm + 4 * d + qkv + rotated + attended + 4 * d + 4 * 4 * ff + masks * 2 * 4 * d
+        return batch * context * (layers * block + masks * 4 * d + norm + 4 * d + 4 * vocab)
     values = 4 * kv * head_dim
-    block = 2 * norm + 2 * d + rotated + values + attended + 2 * d + 2 * d + 2 * 4 * ff
+    block = 2 * norm + 2 * d + rotated + values + attended + 2 * d + 2 * d + 2 * 4 * ff + masks * 2 * 2 * d
     matrices = layers * (d * (heads + 2 * kv) * head_dim + d * d + 3 * d * ff) + vocab * d
-    return batch * context * (layers * block + norm + 2 * d + 4 * vocab) + 2 * matrices
+    return batch * context * (layers * block + masks * 4 * d + norm + 2 * d + 4 * vocab) + 2 * matrices
 
 
 def predicted_ledger(
