@@ -7,6 +7,7 @@ detached, on the CPU. torch is imported only where a tensor is met, so this room
 
 import json
 import math
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -159,7 +160,10 @@ def read_packed(stem: Path, max_bytes: int = 4 * MAX_BYTES) -> Any:
     """Read what `write_packed` wrote. PackError for a file that is missing, damaged or larger than `max_bytes`."""
     try:
         for suffix in (".json", ".safetensors"):
-            if stem.with_suffix(suffix).stat().st_size > max_bytes:
+            facts = stem.with_suffix(suffix).lstat()
+            if not stat.S_ISREG(facts.st_mode):
+                raise PackError("is not a plain file")
+            if facts.st_size > max_bytes:
                 raise PackError("is larger than 64 MiB")
         arrays = load_arrays(stem.with_suffix(".safetensors").read_bytes())
         tree = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from course_lib.errors import CourseError
 from course_lib.machine import material_dir, work_dir
 
 __all__ = ["execute_main", "grade_main", "hint_main", "release_main", "syllabus_main"]
@@ -33,6 +34,8 @@ def grade_main(argv: list[str]) -> int:
     from course_lib.grading.report import as_json, as_text
 
     names = options.handins or [str(work_dir() / "exercises")]
+    if not options.handins and not Path(names[0]).is_dir():
+        raise CourseError(f"{names[0]}: there are no exercises yet; `python3 start.py lab` copies them there")
     seed = GRADING_SEED if options.seed is None else options.seed
     out = sys.stderr if options.json == "-" else sys.stdout
     submissions = []
@@ -45,6 +48,8 @@ def grade_main(argv: list[str]) -> int:
             return judges[assignment.checks]
 
         for name, path in handin_paths(names):
+            if sys.stderr.isatty():
+                print(f"grading {name} ...", file=sys.stderr, end="\r", flush=True)
             submissions.append(grade_handin(name, path, judge_for, seed, options.timeout))
             print(as_text(submissions[-1]), file=out, flush=True)
     result = json.dumps(as_json(submissions), indent=1, ensure_ascii=False) + "\n"

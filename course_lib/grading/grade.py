@@ -174,7 +174,7 @@ def _decide(
     if not one.sources:
         return "missing", "its answer cell is not in the notebook", None
     if ended == "kernel_died":
-        return "kernel_died", "your code ended the kernel (os._exit, a crash, or out of memory)", None
+        return "kernel_died", "your code ended the kernel (quit(), os._exit, a crash, or out of memory)", None
     if ended == "timeout" or any(result.outcome == "timeout" for result in mine):
         return "timeout", "your code took too long and was stopped", None
     check = next((result for result in mine if result.role == "check"), None)

@@ -115,6 +115,9 @@ def _outcome(item: Any, call: Any, report: Any) -> dict[str, Any]:
     reply = kernel.replied if kernel is not None else {}
     outcome = "passed" if report.outcome == "passed" and reply.get("status") == "ok" else "failed"
     kind, text = reply.get("ename"), reply.get("evalue")
+    died = died or any(part.get("source") == "ask_exit" for part in reply.get("payload", []))
+    if kind == "StdinNotImplementedError":
+        text = "input() cannot be used in graded code"
     if item.parent.timed_out:
         outcome, died = "timeout", died and not str(error).startswith("Timeout")
     return {

@@ -113,6 +113,14 @@ def test_a_damaged_file_is_a_pack_error(damage: str, tmp_path: Path) -> None:
         read_packed(tmp_path / "x")
 
 
+def test_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
+    write_packed(tmp_path / "real", 1)
+    (tmp_path / "x.safetensors").symlink_to(tmp_path / "real.safetensors")
+    (tmp_path / "x.json").symlink_to(tmp_path / "real.json")
+    with pytest.raises(PackError, match="plain file"):
+        read_packed(tmp_path / "x")
+
+
 def test_a_missing_file_is_a_pack_error(tmp_path: Path) -> None:
     with pytest.raises(PackError):
         read_packed(tmp_path / "absent")

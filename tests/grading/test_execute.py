@@ -74,6 +74,7 @@ def test_what_is_written(done: list[bytes]) -> None:
     assert done[0].endswith(b"}\n") and b"\r" not in done[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "words"),
     [

@@ -12,6 +12,7 @@ import pytest
 from grading_fixture import answer, cell_of, right
 from nbformat.v4 import new_code_cell, new_output
 
+from course_lib.errors import CourseError
 from course_lib.grading.assignment import Assignment
 from course_lib.grading.cli import grade_main
 from course_lib.grading.grade import STATUSES, Submission, grade_handin
@@ -81,6 +82,7 @@ def test_wrong_raising_and_missing_ones_do_not_sink_the_others(graded: Grade, so
     assert "SyntaxError" in message(found, "total") and "ValueError" in message(found, "pick")
 
 
+@pytest.mark.slow
 def test_an_exception_names_the_case_and_the_line(graded: Grade, solved: Any) -> None:
     answer(solved, "double", "def double(values):\n    return values[99]")
     answer(solved, "total", "import math\ndef total(values):\n    return int(math.fsum(values))")
@@ -92,6 +94,7 @@ def test_an_exception_names_the_case_and_the_line(graded: Grade, solved: Any) ->
     assert "math.fsum" in message(found, "total") and "write it yourself" in message(found, "total")
 
 
+@pytest.mark.slow
 def test_endless_loop_and_dead_kernel_are_their_own_exercises_alone(graded: Grade, solved: Any) -> None:
     answer(solved, "double", "def double(values):\n    while True:\n        pass")
     answer(solved, "total", "import os\ndef total(values):\n    os._exit(0)")
@@ -112,6 +115,18 @@ def test_a_loop_that_does_not_hear_interrupts(graded: Grade, solved: Any) -> Non
 
 
 @pytest.mark.slow
+def test_quit_is_its_own_cells_alone_and_input_is_explained(graded: Grade, solved: Any) -> None:
+    answer(solved, "double", "quit()\n" + right("double"))
+    answer(solved, "total", "x = input()\n" + right("total"))
+    solved.cells.insert(solved.cells.index(cell_of(solved, "pick")), new_code_cell("exit()"))
+    solved.cells.insert(0, new_code_cell("!echo hi\n%reset -f\nwhile True:\n    print('x' * 1000)"))
+    found = graded(solved, timeout=3)
+    assert statuses(found) == ["kernel_died", "failed", "passed", "passed"]
+    assert "input() cannot be used" in message(found, "total")
+    assert "one of its own cells ended the kernel" in " ".join(found.flags)
+
+
+@pytest.mark.slow
 def test_nothing_is_left_running(graded: Grade, solved: Any) -> None:
     orphan = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600.25)'], "
     answer(solved, "double", orphan + "start_new_session=True)\n" + right("double"))
@@ -120,6 +135,7 @@ def test_nothing_is_left_running(graded: Grade, solved: Any) -> None:
     assert not [line for line in commands if any("600.25" in word for word in line)]
 
 
+@pytest.mark.slow
 def test_stored_outputs_and_edited_checks_prove_nothing(graded: Grade, released: Any) -> None:
     for name in ("double", "total", "pick", "largest"):
         check = cell_of(released, f"check-{name}")
@@ -154,6 +170,7 @@ def test_a_forged_pass_is_no_points(graded: Grade, released: Any, trick: str) ->
     assert statuses(found) == ["failed", *statuses(found)[1:]] and found.score == 0, found
 
 
+@pytest.mark.slow
 def test_identification(graded: Grade, solved: Any, judge: Judge, hand_in: Callable[..., Path]) -> None:
     solved.metadata = {}
     path = hand_in(solved, "smith_late_1234_90_fixture-2 (1).ipynb")
@@ -193,14 +210,18 @@ def test_the_command(
     assert json.loads(result.read_text(encoding="utf-8"))["submissions"][0]["score"] == 10
 
 
+@pytest.mark.slow
 def test_a_chapter_number_is_the_copy_in_work(
     material: Path, solved: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("course_lib.grading.grade.work_dir", lambda: tmp_path)
+    monkeypatch.setattr("course_lib.grading.cli.work_dir", lambda: tmp_path)
+    with pytest.raises(CourseError, match="there are no exercises yet"):
+        grade_main([])
     assert grade_main(["90"]) == 2
     assert "90_fixture: missing" in capsys.readouterr().out
     (tmp_path / "exercises").mkdir()
     nbformat.write(solved, tmp_path / "exercises" / "90_fixture.ipynb")
-    assert grade_main(["90"]) == 0
+    assert grade_main([]) == 0
     with pytest.raises(SystemExit):
         grade_main(["90", "--timeout", "0"])
