@@ -49,7 +49,12 @@ def texts(fig):
     drawn = []
     with pytest.MonkeyPatch.context() as patch:
         draw = Text.draw
-        patch.setattr(Text, "draw", lambda self, renderer: (drawn.append(self), draw(self, renderer)) and None)
+
+        def record(self, renderer):
+            drawn.append(self)
+            draw(self, renderer)
+
+        patch.setattr(Text, "draw", record)
         fig.canvas.draw()
     unique = {id(text): text for text in drawn if text.get_text().strip() and text.get_visible()}
     return [(text.get_text(), text.get_window_extent()) for text in unique.values()]

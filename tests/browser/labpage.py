@@ -96,17 +96,15 @@ class LabPage:
         page.wait_for_function(READY, timeout=90_000)
         page.wait_for_timeout(300)
 
-    def run(self, wanted: list[int], timeout_s: float = 120) -> None:
-        """Run these cells, one after the other, and wait until the page is at rest."""
-        self.page.set_default_timeout(timeout_s * 1000)
+    def run(self, wanted: list[int], timeout_s: float = 300) -> None:
+        """Run these cells, one after the other, each within `timeout_s`, and wait until the page is at rest."""
         for index in wanted:
-            self.page.evaluate(
-                """async index => {
-                  jupyterapp.shell.currentWidget.content.activeCellIndex = index;
-                  await jupyterapp.commands.execute('notebook:run-cell');
-                }""",
-                index,
-            )
+            self.page.evaluate(_RUN, index)
+            try:
+                self.page.wait_for_function("() => window.courseRan", timeout=timeout_s * 1000)
+            except Exception as error:
+                source = "".join(self.cells[index]["source"])[:200]
+                raise TimeoutError(f"{self.name}: cell {index} ran for more than {timeout_s} s: {source}") from error
         self.page.wait_for_function(READY)
         self.page.wait_for_function("() => !document.body.innerText.includes('Loading widget')")
         self.page.wait_for_timeout(400)
@@ -120,6 +118,21 @@ class LabPage:
                 found.append(index)
         return found
 
+    def write(self, tag: str, source: str) -> None:
+        """Replace the source of the cell with this tag."""
+        (index,) = self.tagged(tag)
+        code = "([i, s]) => jupyterapp.shell.currentWidget.content.widgets[i].model.sharedModel.setSource(s)"
+        self.page.evaluate(code, [index, source])
+
+    def trusted(self) -> bool:
+        """Whether JupyterLab trusts every code cell of the notebook."""
+        cells = "[...jupyterapp.shell.currentWidget.content.model.cells]"
+        return bool(self.page.evaluate(f"() => {cells}.filter(c => c.type === 'code').every(c => c.trusted)"))
+
+    def live_explorers(self) -> int:
+        """Explorers that are alive on the page."""
+        return int(self.page.locator(".course-explorer:not(.course-static)").count())
+
     # ---------------------------------------------------------------------------------------------------- the checks
 
     def pictures(self) -> list[str]:
@@ -131,9 +144,9 @@ class LabPage:
         if seen < pictures:
             problems.append(f"{pictures} pictures in the file, {seen} on the page")
         widgets = sum("application/vnd.jupyter.widget-view+json" in data for data in outputs)
-        faces = self.page.locator(".jp-OutputArea-output .course-static:visible").count()
+        faces = self.page.locator(":is(.course-static, .course-widget):visible").count()
         if faces < widgets:
-            problems.append(f"{widgets} widgets in the file, {faces} static faces on the page")
+            problems.append(f"{widgets} widgets in the file, {faces} faces on the page")
         return problems
 
     def outputs(self) -> list[str]:
@@ -147,6 +160,17 @@ class LabPage:
             if sign in text:
                 problems.append(f"the page says {sign!r}")
         return problems + [f"console: {line}" for line in self.console]
+
+    def predictions(self) -> list[str]:
+        """Every live prediction can be locked in by keyboard, and then says what was locked in."""
+        problems = []
+        for box in self.page.locator(".course-predict:not(.course-static)").all():
+            question = box.locator(".course-predict-question").inner_text().replace("\n", " ")[:60]
+            for part, key in (("-options input", "Space"), ("-sure button", "Enter"), ("-lock", "Enter")):
+                self._press(box.locator(f".course-predict{part}").last, key)
+            if "Locked in" not in box.locator(".course-predict-status").inner_text():
+                problems.append(f"{question}: cannot be locked in by keyboard")
+        return problems
 
     def explorers(self) -> list[str]:
         """Every control of every live explorer has a label, is moved by keyboard, and its picture answers."""
@@ -207,6 +231,12 @@ class LabPage:
                 return True
         return False
 
+
+_RUN = """index => {
+  window.courseRan = false;
+  jupyterapp.shell.currentWidget.content.activeCellIndex = index;
+  jupyterapp.commands.execute('notebook:run-cell').finally(() => { window.courseRan = true; });
+}"""
 
 _PICTURES = """() => {
   const problems = [];
