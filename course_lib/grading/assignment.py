@@ -61,8 +61,11 @@ class Assignment:
         return sum(item.points for item in self.items)
 
 
-def load_assignment(path: Path) -> Assignment:
-    """Read and validate a solution notebook. CourseError naming the first thing that is wrong with it."""
+def load_assignment(path: Path, with_checks: bool = False) -> Assignment:
+    """Read and validate a solution notebook. CourseError naming the first thing that is wrong with it.
+
+    `with_checks`: also load its checks (and torch with them) and see that both agree; for releases, not for graders.
+    """
     try:
         notebook = nbformat.read(path, as_version=4)
     except FileNotFoundError:
@@ -70,16 +73,18 @@ def load_assignment(path: Path) -> Assignment:
     except Exception as error:
         raise CourseError(f"{path}: cannot be read as a notebook: {type(error).__name__}: {error}") from error
     found = problems(path.stem, notebook)
+    if with_checks and not found:
+        found = _exercise_problems(checks_module(path.stem, notebook), list(_items(notebook)))
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise CourseError(f"{path.name}: {found[0]}{more}")
     return Assignment(path.stem, path, notebook, tuple(_items(notebook)))
 
 
-def all_assignments(material: Path | None = None) -> list[Assignment]:
+def all_assignments(material: Path | None = None, with_checks: bool = False) -> list[Assignment]:
     """Every chapter's exercises, in order of chapter."""
     folder = (material or material_dir()) / "solutions"
-    return [load_assignment(path) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
+    return [load_assignment(path, with_checks) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
 
 
 def find_assignment(name: str, material: Path | None = None) -> Assignment:
@@ -140,7 +145,7 @@ def problems(name: str, notebook: NotebookNode) -> list[str]:
         grade_id = str(grade_of(cell).get("grade_id"))
         if grade_of(cell).get("grade") and grade_id.removeprefix("check-") not in ids:
             found.append(f"check cell {grade_id!r} has no answer cell {grade_id.removeprefix('check-')!r}")
-    return found or _exercise_problems(checks_module(name, notebook), list(_items(notebook)))
+    return found
 
 
 def _marker_problems(index: int, cell: NotebookNode) -> list[str]:

@@ -106,7 +106,7 @@ def differences(material: Path | None = None) -> list[str]:
     """What `exercises/` has that a fresh release would not, one line a notebook; empty when they agree."""
     folder = (material or material_dir()) / "exercises"
     found, names = [], set()
-    for assignment in all_assignments(material):
+    for assignment in all_assignments(material, with_checks=True):
         path = folder / assignment.path.name
         names.add(path.name)
         if not path.exists():
@@ -120,7 +120,7 @@ def differences(material: Path | None = None) -> list[str]:
 def write_release(material: Path | None = None) -> list[Path]:
     """Write every exercise notebook; the paths of those that changed. CourseError for the first bad solution."""
     folder = (material or material_dir()) / "exercises"
-    ready = [(folder / one.path.name, dump(release(one))) for one in all_assignments(material)]
+    ready = [(folder / one.path.name, dump(release(one))) for one in all_assignments(material, with_checks=True)]
     folder.mkdir(parents=True, exist_ok=True)
     changed = [(path, content) for path, content in ready if not path.exists() or path.read_bytes() != content]
     for path, content in changed:

@@ -1,6 +1,8 @@
 """What learners get from a solution notebook, and what is said about one that is not in order."""
 
 import json
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -146,11 +148,12 @@ def test_what_is_wrong_is_said_in_one_line(material: Path, tmp_path: Path, chang
     path = tmp_path / "90_fixture.ipynb"
     nbformat.write(notebook, path)
     if words is None:
-        load_assignment(path)
+        load_assignment(path, with_checks=True)
         return
     with pytest.raises(CourseError) as caught:
-        load_assignment(path)
-    assert words in " ".join(problems("90_fixture", notebook)) and "\n" not in str(caught.value)
+        load_assignment(path, with_checks=True)
+    everything = str(caught.value) + " ".join(problems("90_fixture", notebook))
+    assert words in everything and "\n" not in everything
 
 
 def test_a_check_cell_that_was_not_run_is_named(material: Path, tmp_path: Path) -> None:
@@ -184,6 +187,14 @@ def test_hints_are_told_one_by_one(material: Path, capsys: pytest.CaptureFixture
     assert "hint 1 of 3: idea" in first and "where" not in first and "--level 2" in first
     assert hint_main(["total", "--level", "3"]) == 0
     assert "hint 3 of 3: code" in capsys.readouterr().out
+
+
+def test_hints_and_grading_do_not_wait_for_torch() -> None:
+    code = (
+        "import sys, course_lib.grading.grade, course_lib.grading.assignment as a; "
+        "a.all_assignments(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_the_syllabus_lists_points_minutes_and_claims(material: Path, capsys: pytest.CaptureFixture[str]) -> None:
