@@ -7,6 +7,7 @@ from course_lib.widgets.live import watch
 from course_lib.widgets.next_token import next_token_explorer
 from course_lib.widgets.predict import predict
 from course_lib.widgets.show import show
+from course_lib.widgets.training_state import training_state_explorer
 
 __all__ = [
     "ChoiceControl",
@@ -21,5 +22,6 @@ __all__ = [
     "next_token_explorer",
     "predict",
     "show",
+    "training_state_explorer",
     "watch",
 ]
