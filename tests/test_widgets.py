@@ -30,6 +30,7 @@ from course_lib.widgets import (
 )
 from course_lib.widgets import predict as predict_function
 from course_lib.widgets.next_token import reshape
+from course_lib.widgets.saving import keep_static_faces
 
 predict_module = __import__("course_lib.widgets.predict", fromlist=["_LOCKED"])
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -428,6 +429,15 @@ def test_outside_a_notebook_a_run_is_a_bar_and_a_line(capsys):
     out, err = capsys.readouterr()
     assert out.count("\n") == 1 and "from 3.00 to 2.50 nats a token" in out and "1.50 bits a byte" in out
     assert "2/2" in err
+
+
+def test_a_saved_widget_keeps_its_static_face_only():
+    two = {"data": {VIEW: {}, "text/html": "<p>x</p>", "text/plain": "x"}}
+    bar = {"data": {VIEW: {}, "text/plain": "x"}}
+    model = {"type": "notebook", "content": {"cells": [{"cell_type": "code", "outputs": [two, bar]}, {"source": "x"}]}}
+    keep_static_faces(model=model, path="x", contents_manager=None)
+    assert set(two["data"]) == {"text/html", "text/plain"} and VIEW in bar["data"]
+    keep_static_faces({"type": "file", "content": "text"})
 
 
 def test_rich_text_is_escaped():

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class LabServer:
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
         command += [f"--ServerApp.root_dir={folder}", "--IdentityProvider.token=", "--ServerApp.password="]
         command += ["--ServerApp.disable_check_xsrf=True", "--LabApp.expose_app_in_browser=True"]
+        command += ["--ContentsManager.pre_save_hook=course_lib.widgets.saving.keep_static_faces"]  # as `lab` does
         self._process = subprocess.Popen(command, env=env, stdout=self._log, stderr=self._log, cwd=folder)
         self.url = self._wait(home)
 
@@ -117,6 +118,15 @@ class LabPage:
             if cell["cell_type"] == "code" and any(tag.startswith(prefixes) for tag in tags):
                 found.append(index)
         return found
+
+    def save(self) -> None:
+        """Save the notebook, as Ctrl-S does, and end its kernel."""
+        self.page.evaluate(
+            """async () => {
+              await jupyterapp.commands.execute('docmanager:save');
+              await jupyterapp.shell.currentWidget.sessionContext.shutdown();
+            }"""
+        )
 
     def write(self, tag: str, source: str) -> None:
         """Replace the source of the cell with this tag."""
@@ -189,6 +199,8 @@ class LabPage:
             self._press(more, "Enter")
         reset = box.locator(".course-explorer-presets button").last
         controls = box.locator(".course-control:visible")
+        picture = box.locator(".course-explorer-picture")
+        first = picture.inner_html()
         moved = 0
         for number in range(controls.count()):
             control = controls.nth(number)
@@ -206,6 +218,8 @@ class LabPage:
                     problems += self._errors(box, f"{title}: {name!r} at {key.lower()}")
             problems += self._errors(box, f"{title}: {name!r}")
             self._press(reset, "Enter")
+            if not self._until(lambda: picture.inner_html() == first):
+                problems.append(f"{title}: reset does not bring the picture back after {name!r}")
         if not moved:
             problems.append(f"{title}: no control that could be moved")
         return problems
@@ -214,9 +228,9 @@ class LabPage:
         """Press a key on an element and wait until the kernel has answered."""
         target.focus()
         self.page.keyboard.press(key)
-        for pause in (100, 50):
+        for pause in (60, 30):
             self.page.wait_for_timeout(pause)
-            self.page.wait_for_function(READY)
+            self.page.evaluate(_ANSWERED)  # what the page sent before is answered before
 
     def _errors(self, box: Any, where: str) -> list[str]:
         return [f"{where}: {text}" for text in box.locator(".course-explorer-error").all_inner_texts()]
@@ -227,9 +241,17 @@ class LabPage:
         before = picture.inner_html()
         for focus, key in control.evaluate(_KEYS):
             self._press(control.locator(focus).first, key)
-            if picture.inner_html() != before:
+            if self._until(lambda: picture.inner_html() != before):
                 return True
         return False
+
+    def _until(self, true: Callable[[], bool], timeout_s: float = 3) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            if time.monotonic() > deadline:
+                return False
+            self.page.wait_for_timeout(30)
+        return True
 
 
 _RUN = """index => {
@@ -237,6 +259,8 @@ _RUN = """index => {
   jupyterapp.shell.currentWidget.content.activeCellIndex = index;
   jupyterapp.commands.execute('notebook:run-cell').finally(() => { window.courseRan = true; });
 }"""
+
+_ANSWERED = "async () => { await jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestKernelInfo(); }"
 
 _PICTURES = """() => {
   const problems = [];
@@ -261,11 +285,15 @@ _NAME = """e => {
   return (said || e.querySelector('.widget-label')?.innerText || '').trim();
 }"""
 
-# Which key moves which kind of control.
+# Which key moves which kind of control: the one that must have an effect first, then others.
 _KEYS = """e => {
-  if (e.querySelector('.noUi-handle'))
-    return [['.noUi-handle', 'ArrowRight'], ['.noUi-handle', 'ArrowLeft'], ['.noUi-handle', 'ArrowLeft']];
-  if (e.querySelector('select')) return [['select', 'ArrowDown'], ['select', 'ArrowUp'], ['select', 'ArrowUp']];
+  const handle = e.querySelector('.noUi-handle'), select = e.querySelector('select');
+  if (handle) {
+    const [now, max] = ['aria-valuenow', 'aria-valuemax'].map(name => Number(handle.getAttribute(name)));
+    const keys = now < max ? ['ArrowRight', 'ArrowRight', 'End'] : ['ArrowLeft', 'ArrowLeft', 'Home'];
+    return keys.map(key => ['.noUi-handle', key]);
+  }
+  if (select) return [['select', select.selectedIndex < select.options.length - 1 ? 'ArrowDown' : 'ArrowUp']];
   if (e.querySelector('input[type=text], textarea')) return [['input, textarea', 'x'], ['input, textarea', ' ']];
   if (e.querySelector('button')) return [['button:not(.mod-active)', 'Enter']];
   return [['input', 'Space'], ['input', 'ArrowUp'], ['input', 'ArrowDown']];

@@ -66,6 +66,17 @@ def test_a_right_page_passes_untrusted_and_alive(right, open_notebook):
     assert page.pictures() + page.outputs() == []
 
 
+def test_a_saved_page_comes_back_with_its_static_faces(right, open_notebook, lab):
+    """What a learner has run is trusted: the live view, without its kernel, would be an error."""
+    page = open_notebook(right, "mine.ipynb")
+    page.run(page.tagged("set-up", "widget", "predict-", "picture"))
+    page.save()
+    again = open_notebook(lab.folder / "mine.ipynb")
+    assert again.trusted() is True
+    assert again.page.locator(".course-static:visible").count() == 2
+    assert again.pictures() + again.outputs() == []
+
+
 def broken_picture(cells):
     cells["picture"]["outputs"][0]["data"]["image/png"] = base64.b64encode(b"no picture").decode()
 
