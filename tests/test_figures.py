@@ -127,6 +127,17 @@ def test_a_row_of_numbers_adds_height_and_leaves_the_plot_alone():
     assert plots[0] == pytest.approx(plots[1], abs=0.02)
 
 
+@pytest.mark.parametrize("words", [1, 4, 9])
+def test_long_labels_under_numbers_do_not_collide(words):
+    fig, _ = new_figure("A title")
+    numbers(
+        fig, [("1", "short"), ("2,345.6", " ".join(["longer"] * words)), ("3", "a third one"), ("4", "and a fourth")]
+    )
+    png(fig)
+    boxes = [box for text, box in texts(fig) if text in ("short", "a third one", "and a fourth") or "longer" in text]
+    assert all(a.x1 + 3 < b.x0 for a, b in itertools.pairwise(boxes)) and boxes[-1].x1 < fig.bbox.x1
+
+
 def test_dollar_signs_and_underscores_are_text():
     fig, _ = new_figure("Costs $5, not $6", "a_b and c^d")
     assert title_of(fig) == "Costs $5, not $6"
