@@ -13,11 +13,18 @@ __all__ = ["smoothed", "training_curve"]
 
 
 def smoothed(values: Sequence[float], span: int = 20) -> np.ndarray:
-    """Mean over `span` neighbours, half on each side, so without lag; narrower near the ends. (n,) from (n,)."""
+    """Mean over `span` neighbours, half on each side, so without lag. (n,) from (n,).
+
+    Near the start it takes fewer, since a curve is steep there; near the end, a straight line through the last `span`.
+    """
     total = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
     half = np.minimum(span // 2, np.minimum(index, len(values) - 1 - index))
-    return (total[index + half + 1] - total[index - half]) / (2 * half + 1)
+    mean: np.ndarray = (total[index + half + 1] - total[index - half]) / (2 * half + 1)
+    if len(values) > span > 2:
+        slope, level = np.polyfit(index[-span:], np.asarray(values, dtype=float)[-span:], 1)
+        mean[-(span // 2) :] = slope * index[-(span // 2) :] + level
+    return mean
 
 
 def _span(count: int) -> int:

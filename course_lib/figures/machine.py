@@ -31,7 +31,9 @@ def number_formats(rates: Mapping[str, float | None], facts: Sequence[tuple[str,
     else:
         title = "BF16 products run about as fast as FP32 here"
     fig, ax = new_figure(
-        title, f"One matrix product on this {device.upper()}, measured just now: GFLOP/s by number format.", height=130
+        title,
+        f"Billions of multiplications and additions a second in one matrix product on this {device.upper()}.",
+        height=130,
     )
     names = [name for name in _FORMATS if name in rates]
     most = max(rate for rate in rates.values() if rate is not None)
