@@ -235,6 +235,7 @@ def test_a_wrong_explorer_is_refused(changes, says):
         lambda: FloatControl(name="m", label="m", min=0, max=4, default=1, log=True),
         lambda: ChoiceControl(name="m", label="m", options=["a"], default="b"),
         lambda: IntControl(name="m", label="m", min=4, max=4, default=4),
+        lambda: IntControl(name="m", label="m", min=1, max=9, step=2, default=4),
     ],
 )
 def test_a_wrong_control_is_refused(wrong):
@@ -245,6 +246,13 @@ def test_a_wrong_control_is_refused(wrong):
 def test_a_logarithmic_slider_starts_at_its_default():
     field = FloatControl(name="lr", label="rate", min=1e-5, max=1.0, default=1e-3, log=True).build()
     assert field.value == pytest.approx(1e-3)
+
+
+def test_a_default_between_two_steps_becomes_the_nearest():
+    assert FloatControl(name="n", label="n", min=0.1, max=1000, step=0.05, log=True, default=7.079).default == (
+        pytest.approx(10**0.85, rel=1e-12)
+    )
+    assert FloatControl(name="n", label="n", min=0.1, max=3, step=0.05, default=1.01).default == 1.0
 
 
 def test_the_static_face_is_a_picture_with_alternative_text_and_caption():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log10
 from typing import Any
 
 import ipywidgets
@@ -33,6 +34,10 @@ class Control:
         """Label with unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
+    def show(self, value: Any) -> str:
+        """A value as the page writes it."""
+        return str(value)
+
     def build(self) -> Any:
         """The ipywidget, whose `value` is the control's value."""
         raise NotImplementedError
@@ -48,6 +53,8 @@ class IntControl(Control):
 
     def __post_init__(self) -> None:
         _within(self, self.min, self.max)
+        if (self.default - self.min) % self.step:
+            raise ValueError(f"control {self.name!r}: {self.default} is not a number of steps from {self.min}")
 
     def build(self) -> Any:
         """A slider; its number can be typed too."""
@@ -56,7 +63,10 @@ class IntControl(Control):
 
 @dataclass(frozen=True, kw_only=True)
 class FloatControl(Control):
-    """A slider over real numbers; with `log` its steps are factors: step 0.1 is ten steps from 1 to 10."""
+    """A slider over real numbers; with `log` its steps are factors: step 0.1 is ten steps from 1 to 10.
+
+    The default becomes the nearest step, since a slider can stand nowhere else.
+    """
 
     min: float
     max: float
@@ -69,6 +79,14 @@ class FloatControl(Control):
         _within(self, self.min, self.max)
         if self.log and self.min <= 0:
             raise ValueError(f"control {self.name!r}: a logarithmic slider needs min above 0, not {self.min}")
+        low, default = (log10(self.min), log10(self.default)) if self.log else (self.min, self.default)
+        nearest = low + round((default - low) / self.step) * self.step
+        value = 10**nearest if self.log else round(nearest, 12)
+        object.__setattr__(self, "default", min(max(value, self.min), self.max))
+
+    def show(self, value: Any) -> str:
+        """A value as the page writes it."""
+        return format(value, self.format)
 
     def build(self) -> Any:
         """A slider; its number can be typed too."""
@@ -76,8 +94,6 @@ class FloatControl(Control):
             return ipywidgets.FloatSlider(
                 value=self.default, min=self.min, max=self.max, step=self.step, readout_format=self.format
             )
-        from math import log10
-
         return ipywidgets.FloatLogSlider(
             value=self.default,
             base=10,

@@ -258,7 +258,7 @@ class Explorer(Shown):
         if isinstance(still, str):
             raise ValueError("draw returns HTML: give `still`, which draws the default setting as a figure")
         picture = image_html(png(still), view.alt)
-        settings = ", ".join(f"{control.text} {control.default}" for control in self.controls)
+        settings = ", ".join(f"{control.text} {control.show(control.default)}" for control in self.controls)
         return (
             f'<div class="course-explorer course-static"><p><b>{rich(self.title)}</b></p>{picture}'
             f"{_numbers_table(view.numbers)}{caption_html(self.caption)}"
