@@ -417,7 +417,7 @@ def become(argv, root):
 
 
 def clear_outputs(notebook):
-    """A chapter as a learner starts with it: no outputs, no counts, no widget state."""
+    """As a learner starts with it: no outputs (an exercise holds what its checks should print), no widget state."""
     notebook.get("metadata", {}).pop("widgets", None)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
@@ -435,9 +435,7 @@ def fill_work(root):
             if not name.endswith(".ipynb") or os.path.lexists(path):
                 continue
             with open(os.path.join(root, source, name), encoding="utf-8") as file:
-                notebook = json.load(file)
-            if source == "notebooks":
-                clear_outputs(notebook)
+                notebook = clear_outputs(json.load(file))
             with open(path + ".part", "w", encoding="utf-8", newline="\n") as file:
                 json.dump(notebook, file, ensure_ascii=False, indent=1)
                 file.write("\n")

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from course_lib.checks.packing import MAX_BYTES, PackError, pack, read_packed, u
 
 __all__ = [
     "MAX_BYTES",
+    "NOT_ATTEMPTED",
     "Case",
     "Check",
     "CheckFailed",
@@ -45,16 +46,22 @@ __all__ = [
     "write_packed",
 ]
 
+NOT_ATTEMPTED = "not attempted yet: write your answer, and delete the line `raise NotImplementedError()`"
+
 Case = dict[str, Any]
 """One case: `name` (a few words, shown to the learner) and the inputs, all of it plain data."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A judge's "no": what is wrong with what came back (never the answer), and the misconception that it smells of."""
+    """A judge's "no": what is wrong with what came back (never the answer), and the misconception that it smells of.
+
+    `form`: it is the answer's form that is wrong (a missing key, a text for a number), which costs no variant.
+    """
 
     message: str
     misconception: str | None = None
+    form: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Outcome:
     misconception: str | None = None
     case: int | None = None
     message: str = ""
+    form: bool = False
 
 
 class CheckFailed(Exception):
@@ -132,7 +140,7 @@ class Check:
     def __init__(self, chapter: str, exercises: list[Exercise]) -> None:
         self.chapter = chapter
         self.exercises = {exercise.id: exercise for exercise in exercises}
-        self._wrong: Counter[str] = Counter()
+        self._wrong: dict[str, list[Any]] = defaultdict(list)
         if len(self.exercises) != len(exercises):
             raise ValueError(f"chapter {chapter} has two exercises with one id")
 
@@ -145,9 +153,9 @@ class Check:
         entry, seed = self.exercises[exercise], int(os.environ.get("COURSE_CHECK_SEED", "0"))
         folder = os.environ.get("COURSE_GRADE_DIR")
         variant = _variant(answer)
-        due = self._wrong[exercise] // 2
+        due = len(self._wrong[exercise]) // 2
         if variant is not None and variant < due and not folder:
-            raise CheckFailed(f"{exercise}: the numbers have changed: set variant = {due} and read the question again")
+            raise CheckFailed(f"{exercise}: the numbers have changed. {_next_variant(due)}")
         cases = entry.cases(seed)
         record: dict[str, Any] = {"exercise": exercise, "seed": seed, "stopped": None, "cases": []}
         outcome = _evaluate(entry, answer, cases, record if folder else None)
@@ -157,16 +165,25 @@ class Check:
             print(outcome.line)
             return
         line = outcome.line
-        if variant is not None and outcome.status == "failed":
-            self._wrong[exercise] += 1
-            if self._wrong[exercise] // 2 > due:
-                line += f". The numbers change now: set variant = {due + 1} and read the question again"
+        if variant is not None and outcome.status == "failed" and not outcome.form:
+            wrong = self._wrong[exercise]
+            if answer not in wrong:  # running the same cell twice is one try
+                wrong.append(copy.deepcopy(answer))
+                if len(wrong) // 2 > due:
+                    line += f"\nThat was the second wrong answer, so the numbers change. {_next_variant(due + 1)}"
         raise CheckFailed(line)
 
 
 def make_check(chapter: str, exercises: list[Exercise]) -> Check:
     """The `check` of a chapter, such as `check = make_check("03", EXERCISES)` at the end of `ch03.py`."""
     return Check(chapter, exercises)
+
+
+def _next_variant(number: int) -> str:
+    return (
+        f'Write variant={number} in the question cell and run it, and "variant": {number} in your answer, '
+        "which has to fit the new numbers"
+    )
 
 
 def _variant(answer: Any) -> int | None:
@@ -192,7 +209,7 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
         return Outcome(status, f"{exercise.id}: {message}", message=message)
 
     if _blank(answer):
-        return stop("not_attempted", "not attempted yet")
+        return stop("not_attempted", NOT_ATTEMPTED)
     name = forbidden_in_answer(answer, exercise.forbidden)
     if name:
         return stop("failed", f"`{name}` does this exercise's work: write it yourself")
@@ -205,7 +222,7 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
             returned = unpack(tree, arrays)
         except (Exception, SystemExit) as error:
             if _is_stub(error):
-                return stop("not_attempted", "not attempted yet")
+                return stop("not_attempted", NOT_ATTEMPTED)
             text = _explain(error)
             wrong: Wrong | None = Wrong(text)
             entry = {"error": text}
@@ -238,7 +255,7 @@ def _failed(exercise: Exercise, cases: list[Case], number: int, wrong: Wrong) ->
     where = f"case {number} of {len(cases)} ({cases[number - 1]['name']})" if len(cases) > 1 else str(cases[0]["name"])
     smell = f" [{wrong.misconception}]" if wrong.misconception else ""
     line = f"{exercise.id}: {where}: {wrong.message}{smell}"
-    return Outcome("failed", line, wrong.misconception, number, wrong.message)
+    return Outcome("failed", line, wrong.misconception, number, wrong.message, wrong.form)
 
 
 def _write_record(stem: Path, record: dict[str, Any], number: int) -> None:

@@ -187,8 +187,10 @@ def _decide(
         return "failed", text, None
     if verdict["status"] != "passed":
         text = verdict["line"]
-        if broken and broken.error != "NotImplementedError" and verdict["status"] == "not_attempted":
-            return "failed", f"{broken.error}: {broken.message}", None
+        if verdict["status"] == "not_attempted" and not one.untouched:
+            if broken and broken.error != "NotImplementedError":
+                return "failed", f"{broken.error}: {broken.message}", None
+            return "failed", "it gives no answer yet: fill it in, and delete `raise NotImplementedError()`", None
         return verdict["status"], text, verdict["misconception"]
     if check is None or check.outcome != "passed":
         text = f"{check.error}: {check.message}" if check and check.error else "its check did not print its line"

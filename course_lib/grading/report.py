@@ -20,8 +20,7 @@ def as_text(submission: Submission, limit: int = 400) -> str:
         score = f"{item.score:g}/{item.max_score:g}"
         lines.append(f"  {item.position}  {item.id:<24} {word:<14} {score:>5}{message}")
     lines += [f"  note: {_cut(flag, limit)}" for flag in submission.flags]
-    ahead = next((item for item in submission.items if item.status not in ("passed", "not_attempted")), None)
-    ahead = ahead or next((item for item in submission.items if item.status != "passed"), None)
+    ahead = next((item for item in submission.items if item.status != "passed"), None)
     if ahead is not None:
         lines.append(f"  next: {ahead.position} {ahead.title}; a hint: course hint {ahead.position}")
     return "\n".join(lines)

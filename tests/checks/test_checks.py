@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from course_lib.checks.core import (
+    NOT_ATTEMPTED,
     Case,
     Check,
     CheckFailed,
@@ -50,6 +51,8 @@ DOUBLE = Exercise(
 
 def choice_judge(case: Case, returned: Any) -> Wrong | None:
     right = int(variant_rng("choice", returned["variant"]).integers(1000))
+    if not isinstance(returned["choice"], int):
+        return Wrong("a whole number is wanted", form=True)
     return None if returned["choice"] == right else Wrong("another one")
 
 
@@ -88,7 +91,7 @@ def test_wrong_names_the_case_and_the_misconception(check: Check) -> None:
 
 @pytest.mark.parametrize("answer", [None, ..., {"variant": 0, "choice": None, "evidence": ...}])
 def test_blank_is_not_attempted(check: Check, answer: Any) -> None:
-    assert line(check, "choice", answer) == "choice: not attempted yet"
+    assert line(check, "choice", answer) == f"choice: {NOT_ATTEMPTED}"
 
 
 def test_a_stub_is_not_attempted_but_a_torch_not_implemented_is_an_error(check: Check) -> None:
@@ -98,7 +101,7 @@ def test_a_stub_is_not_attempted_but_a_torch_not_implemented_is_an_error(check: 
     def torch_says_so(values: list[int]) -> list[int]:
         raise NotImplementedError("no kernel for this dtype")
 
-    assert line(check, "double", stub) == "double: not attempted yet"
+    assert line(check, "double", stub) == f"double: {NOT_ATTEMPTED}"
     assert "no kernel for this dtype" in line(check, "double", torch_says_so)
 
 
@@ -168,10 +171,11 @@ def test_an_answer_that_draws_numbers_is_the_same_every_time() -> None:
 def test_variants_change_after_two_failures_and_the_old_one_is_refused(check: Check) -> None:
     right = {variant: int(variant_rng("choice", variant).integers(1000)) for variant in range(2)}
     assert right[0] != right[1]
-    wrong = {"variant": 0, "choice": -1}
-    assert "variant" not in line(check, "choice", wrong)
-    assert "The numbers change now: set variant = 1" in line(check, "choice", wrong)
-    assert "set variant = 1" in line(check, "choice", {"variant": 0, "choice": right[0]})
+    assert "variant" not in line(check, "choice", {"variant": 0, "choice": -1})
+    assert "variant" not in line(check, "choice", {"variant": 0, "choice": -1}), "the same answer again is one try"
+    assert "variant" not in line(check, "choice", {"variant": 0, "choice": "seven"}), "a wrong form is no try"
+    assert "the numbers change. Write variant=1" in line(check, "choice", {"variant": 0, "choice": -2})
+    assert "Write variant=1" in line(check, "choice", {"variant": 0, "choice": right[0]})
     check("choice", {"variant": 1, "choice": right[1]})
 
 
