@@ -11,6 +11,7 @@ from course_lib.figures.curve import smoothed
 from course_lib.figures.style import (
     COLORS,
     end_labels,
+    ink,
     key,
     new_figure,
     new_panels,
@@ -20,7 +21,7 @@ from course_lib.figures.style import (
     series,
 )
 
-__all__ = ["PART_COLORS", "clip_orders", "flops_of_a_step", "loss_by_order", "spike", "step_time", "warm_up"]
+__all__ = ["PART_COLORS", "clip_orders", "flops_of_a_step", "loss_by_order", "schedule_and_moves", "spike", "step_time"]
 
 PART_COLORS = {
     "batch": COLORS["grey"],
@@ -155,19 +156,18 @@ def clip_orders(
     return fig
 
 
-def warm_up(
+def schedule_and_moves(
     rates: Mapping[str, Sequence[float]],
-    update: Sequence[float],
-    final: Mapping[str, Mapping[int, float]],
+    moves: Mapping[str, tuple[np.ndarray, np.ndarray]],
     *,
     title: str,
     subtitle: str | None = None,
 ) -> Figure:
-    """Three panels: the rate of each step (name -> rates); the root mean square update in rates; the loss at the end.
+    """Left: the rate of each step (name -> rates). Right: a dot a weight, |gradient| against |move| in learning rates.
 
-    final: {name of the peak rate: {warm-up steps: nats a token}}.
+    moves: {update: (|gradients| (n,), |moves| (n,))}; weights without any gradient have no place on the log axis.
     """
-    fig, (left, middle, right) = new_panels(title, subtitle, height=250, cols=3)
+    fig, (left, right) = new_panels(title, subtitle, height=270, cols=2, width_ratios=[1, 1.25])
     lines = []
     for index, (name, values) in enumerate(rates.items()):
         (line,) = left.plot(np.arange(len(values)), np.asarray(values) * 1e3, **series(index))
@@ -176,20 +176,17 @@ def warm_up(
     end_labels(left, lines)
     panel_title(left, "learning rate, in thousandths")
     left.set_xlabel("step")
-    middle.plot(np.arange(1, len(update) + 1), update, color=COLORS["optimizer"], linewidth=2.2)
-    middle.set_ylim(0, 1.1)
-    panel_title(middle, "move of a weight")
-    middle.set_xlabel("update")
-    note(middle, f"{update[0]:.2f} at first", (1, update[0]), offset=(30, -8))
-    ends = []
-    for index, (name, points) in enumerate(final.items()):
-        places = np.arange(len(points))
-        (line,) = right.plot(places, list(points.values()), marker="o", markersize=5, **series(index))
-        right.set_xticks(places, [str(steps) for steps in points])
-        ends.append((line, name))
-    end_labels(right, ends)
-    panel_title(right, "loss at the end")
-    right.set_xlabel("warm-up steps")
+    right.set_xscale("log")
+    shades = [COLORS["vermilion"], COLORS["sky"]]
+    for shade, (name, (gradient, moved)) in zip(shades, moves.items(), strict=False):
+        right.plot(gradient, moved, "o", color=shade, markersize=2.2, alpha=0.7, markeredgewidth=0)
+        top = float(np.quantile(moved, 0.999)) + 0.07
+        right.annotate(
+            name, (1, top), xycoords=("axes fraction", "data"), ha="right", va="center", size=9.5, color=ink(shade)
+        )
+    right.set_ylim(-0.03, 1.3)
+    panel_title(right, "move of a weight, in rates")
+    right.set_xlabel("size of its gradient")
     return fig
 
 
