@@ -98,8 +98,11 @@ def test_curves_differ_without_colour():
         assert contrast(series(a)["color"], series(b)["color"]) > 1.5
 
 
-def test_nothing_leaves_the_canvas_and_nothing_collides():
-    fig, _ = curves(title="A title that is so long that it does not fit into one line and is wrapped into two of them")
+@pytest.mark.parametrize("ends", [(0.1, 0.12, 0.14, 2.0), (1.0, 1.02, 1.04, 2.0), (2.9, 2.92, 3.0, 3.01)])
+def test_nothing_leaves_the_canvas_and_nothing_collides(ends):
+    fig, _ = curves(
+        ends, title="A title that is so long that it does not fit into one line and is wrapped into two of them"
+    )
     png(fig)
     boxes = texts(fig)
     assert len(boxes) > 12
