@@ -9,7 +9,9 @@ import platform
 import shutil
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from course_lib.errors import ConfigError
 
 __all__ = [
+    "TIME_IS_UP",
     "Machine",
     "bf16_speedup",
     "end_session",
@@ -29,6 +32,7 @@ __all__ = [
     "probe",
     "runs",
     "set_threads",
+    "time_limit",
     "torch_dtype",
     "usable_cores",
     "work_dir",
@@ -264,6 +268,28 @@ def bf16_speedup(device: str = "cpu") -> float:
         for name in rates:
             rates[name] = max(rates[name], matmul_rate(384, name, 0.005, device))
     return rates["bf16"] / rates["fp32"]
+
+
+TIME_IS_UP = "the time is up"
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """TimeoutError(TIME_IS_UP) inside the block after `seconds`; no limit on Windows and outside the main thread."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(TIME_IS_UP)
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def own_session() -> dict[str, Any]:

@@ -8,12 +8,8 @@ calls `judge_record` in a process of its own, on cases that it made itself. In b
 
 import copy
 import os
-import random
-import sys
-import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from course_lib.checks.forbidden import forbidden_in_answer, forbidden_in_source
+from course_lib.checks.guard import explain, is_stub, short, steady
 from course_lib.checks.packing import MAX_BYTES, PackError, pack, read_packed, unpack, write_packed
 
 __all__ = [
@@ -48,6 +45,8 @@ __all__ = [
 
 NOT_ATTEMPTED = "not attempted yet: write your answer, and delete the line `raise NotImplementedError()`"
 
+CHANGED = "your code changed what it was given, and its caller still needs that: work on a copy"
+
 Case = dict[str, Any]
 """One case: `name` (a few words, shown to the learner) and the inputs, all of it plain data."""
 
@@ -73,6 +72,7 @@ class Exercise:
     judge(case, returned) -> None when right, else Wrong. Its oracle is independent of `course_lib`'s implementation;
     the reason for its tolerance stands in its docstring.
     forbidden: names the answer may not call (see `course_lib.checks.forbidden`).
+    in_place: the answer is meant to change what it is given; elsewhere that fails.
     misconceptions: id -> one sentence that says what the learner believes.
     """
 
@@ -82,6 +82,7 @@ class Exercise:
     run: Callable[[Any, Case], Any]
     judge: Callable[[Case, Any], Wrong | None]
     forbidden: tuple[str, ...] = ()
+    in_place: bool = False
     misconceptions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -216,19 +217,21 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
     first: Outcome | None = None
     for number, case in enumerate(cases, start=1):
         try:
-            with _steady(quiet=record is not None):
-                returned = exercise.run(answer, copy.deepcopy(case))
+            given = copy.deepcopy(case)
+            with steady(quiet=record is not None):
+                returned = exercise.run(answer, given)
             tree, arrays = pack(returned)
             returned = unpack(tree, arrays)
+            changed = not exercise.in_place and not _same(given, case)
         except (Exception, SystemExit) as error:
-            if _is_stub(error):
+            if is_stub(error):
                 return stop("not_attempted", NOT_ATTEMPTED)
-            text = _explain(error)
+            text = explain(error)
             wrong: Wrong | None = Wrong(text)
             entry = {"error": text}
         else:
-            entry = {"value": returned}
-            wrong = _judge(exercise, case, returned)
+            entry = {"error": CHANGED} if changed else {"value": returned}
+            wrong = Wrong(CHANGED) if changed else _judge(exercise, case, returned)
         if record is not None:
             record["cases"].append(entry)
         if wrong is not None and first is None:
@@ -238,12 +241,22 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
     return first or _passed(exercise, cases)
 
 
+def _same(one: Case, other: Case) -> bool:
+    """Whether two cases hold the same data, bit for bit."""
+    try:
+        (tree, arrays), (tree2, arrays2) = pack(one), pack(other)
+    except PackError:
+        return False
+    bits = [{key: (a.dtype, a.shape, a.tobytes()) for key, a in found.items()} for found in (arrays, arrays2)]
+    return repr(tree) == repr(tree2) and bits[0] == bits[1]
+
+
 def _judge(exercise: Exercise, case: Case, returned: Any) -> Wrong | None:
     try:
         return exercise.judge(case, returned)
     except Exception as error:
         return Wrong(
-            f"what came back cannot be judged ({type(error).__name__}: {_short(error)}); check its type and shape"
+            f"what came back cannot be judged ({type(error).__name__}: {short(error)}); check its type and shape"
         )
 
 
@@ -265,72 +278,3 @@ def _write_record(stem: Path, record: dict[str, Any], number: int) -> None:
     except PackError as error:
         record.update(cases=[{"error": f"your code {error}"}] * number)
         write_packed(stem, record)
-
-
-def _is_stub(error: BaseException) -> bool:
-    return type(error) is NotImplementedError and not error.args
-
-
-def _short(error: BaseException, limit: int = 200) -> str:
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = ""
-    return text if len(text) <= limit else text[:limit] + " ..."
-
-
-_OUR_ROOTS = tuple(str(Path(path).resolve()) for path in (Path(__file__).parents[1], Path(os.__file__).parent))
-
-
-def _is_learners(path: str) -> bool:
-    if path.startswith("<ipython"):
-        return True
-    if path.startswith("<"):
-        return False
-    return "site-packages" not in path and not str(Path(path).resolve()).startswith(_OUR_ROOTS)
-
-
-def _explain(error: BaseException) -> str:
-    """One to three lines: the exception, and the learner's own line where it came from."""
-    if isinstance(error, PackError):
-        return f"your code {error}"
-    kind = type(error).__name__
-    if isinstance(error, SystemExit):
-        text = f"your code ended the program ({kind})"
-    else:
-        text = f"{kind}: {_short(error)}" if _short(error) else kind
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_learners(frame.filename)]
-    if not frames:
-        return f"{text} (while the check used what your code gave back)"
-    last = frames[-1]
-    return f"{text}\n    line {last.lineno} of your cell, in {last.name}: {(last.line or '').strip()}"
-
-
-@contextmanager
-def _steady(quiet: bool) -> Iterator[None]:
-    """Fixed seeds and one thread for learner code; then RNGs, threads, dtype, grad mode and folder as they were."""
-    torch: Any = sys.modules.get("torch")
-    folder, python_state, numpy_state = os.getcwd(), random.getstate(), np.random.get_state()
-    random.seed(0)
-    np.random.seed(0)
-    if torch is not None:
-        saved = (torch.get_rng_state(), torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())
-        torch.manual_seed(0)
-        torch.set_num_threads(1)
-        torch.set_default_dtype(torch.float32)
-        torch.set_grad_enabled(True)
-    try:
-        if quiet:
-            with open(os.devnull, "w", encoding="utf-8") as sink, redirect_stdout(sink), redirect_stderr(sink):
-                yield
-        else:
-            yield
-    finally:
-        os.chdir(folder)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if torch is not None:
-            torch.set_rng_state(saved[0])
-            torch.set_num_threads(saved[1])
-            torch.set_default_dtype(saved[2])
-            torch.set_grad_enabled(saved[3])

@@ -13,7 +13,7 @@ def as_text(submission: Submission, limit: int = 400) -> str:
     """A few lines for the learner."""
     if submission.status != "graded":
         return f"{submission.name}: {submission.status}: {'; '.join(submission.flags)}"
-    lines = [f"{submission.name}: {submission.score:g} of {submission.max_score:g} points"]
+    lines = [f"{submission.name}: {submission.score:g} of {submission.max_score:g} points, on fresh cases"]
     for item in submission.items:
         word = _WORDS.get(item.status, item.status)
         message = f"  {_cut(item.message, limit)}" if item.status not in ("passed", "not_attempted") else ""

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def test_a_judge_sees_its_own_case_whatever_the_answer_does_to_it(check: Check) 
         values[:] = [0] * len(values)
         return values
 
-    assert "not twice" in line(check, "double", mutating)
+    assert "changed what it was given" in line(check, "double", mutating)
+    assert evaluate(replace(DOUBLE, in_place=True), mutating).message == "not twice"
 
 
 def test_the_world_is_as_it_was(check: Check, tmp_path: Path) -> None:
@@ -251,3 +253,22 @@ def test_a_record_of_any_shape_is_judged_without_an_exception(record: Any) -> No
 def test_the_room_is_free_of_torch() -> None:
     code = "import sys, course_lib.checks.core; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_an_endless_loop_is_stopped(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("course_lib.checks.guard.CASE_SECONDS", 0.2)
+
+    def answer(values: list[int]) -> list[int]:
+        while True:
+            pass
+
+    text = line(check, "double", answer)
+    assert text.startswith("double: case 1 of 3 (1 numbers): stopped after 0.2 s") and "while True:" in text
+
+
+def test_an_answer_that_changes_its_arguments_fails(check: Check) -> None:
+    def answer(values: list[int]) -> list[int]:
+        values[:] = [2 * value for value in values]
+        return list(values)
+
+    assert "changed what it was given" in line(check, "double", answer)
