@@ -447,6 +447,8 @@ def fill_work(root):
 def lab_command(root, options):
     """JupyterLab on the clone (so that links between files work), opening chapter 0 in work/."""
     argv = [venv_python(root), "-m", "jupyterlab", "--ServerApp.root_dir=" + root]
+    # A saved notebook keeps each widget's static face: its live view would need a kernel that is gone.
+    argv.append("--ContentsManager.pre_save_hook=course_lib.widgets.saving.keep_static_faces")
     if os.path.exists(os.path.join(root, "work", "00_start_here.ipynb")):
         argv.append("--LabApp.default_url=/lab/tree/work/00_start_here.ipynb")
     if asked_port(options):

@@ -390,6 +390,7 @@ def test_lab_opens_chapter_0_in_work(clone, monkeypatch):
     assert command[:3] == [start.venv_python(str(clone)), "-m", "jupyterlab"]
     assert f"--ServerApp.root_dir={clone}" in command
     assert "--LabApp.default_url=/lab/tree/work/00_start_here.ipynb" in command
+    assert "--ContentsManager.pre_save_hook=course_lib.widgets.saving.keep_static_faces" in command
     assert "--ServerApp.port_retries=0" in command and command[-3:] == ["--no-browser", "--port", "8890"]
     monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
     assert "--allow-root" in start.lab_command(str(clone), [])

@@ -24,6 +24,7 @@ from course_lib.checks.packing import MAX_BYTES, PackError, pack, read_packed, u
 __all__ = [
     "MAX_BYTES",
     "NOT_ATTEMPTED",
+    "PASSED",
     "Case",
     "Check",
     "CheckFailed",
@@ -44,6 +45,9 @@ __all__ = [
 ]
 
 NOT_ATTEMPTED = "not attempted yet: write your answer, and delete the line `raise NotImplementedError()`"
+
+PASSED: set[str] = set()
+"""Ids of the exercises that have passed in this session; the hint button then offers the reference."""
 
 CHANGED = "your code changed what it was given, and its caller still needs that: work on a copy"
 
@@ -163,6 +167,7 @@ class Check:
         if folder:
             _write_record(Path(folder) / exercise, record, len(cases))
         if outcome.status == "passed":
+            PASSED.add(exercise)
             print(outcome.line)
             return
         line = outcome.line

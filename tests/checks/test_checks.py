@@ -15,6 +15,7 @@ import torch
 
 from course_lib.checks.core import (
     NOT_ATTEMPTED,
+    PASSED,
     Case,
     Check,
     CheckFailed,
@@ -82,6 +83,7 @@ def test_right(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
     check("double", lambda values: [2 * value for value in values])
     out = capsys.readouterr()
     assert (out.out, out.err) == ("double: passed, 3 cases\n", "")
+    assert "double" in PASSED
 
 
 def test_wrong_names_the_case_and_the_misconception(check: Check) -> None:
