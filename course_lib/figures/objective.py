@@ -223,6 +223,7 @@ def memorised(seen: Mapping[str, float], fresh: Mapping[str, float], floors: Map
         "A model that read a few sentences many times: its loss on them, and on fresh ones.",
         height=220,
     )
+    highest = max(fresh.values())
     for place, (kind, _) in enumerate(KINDS):
         y = -place
         ax.plot([seen[kind], fresh[kind]], [y, y], color=COLORS["rule"], linewidth=3, zorder=1)
@@ -233,12 +234,20 @@ def memorised(seen: Mapping[str, float], fresh: Mapping[str, float], floors: Map
         ):
             ax.plot(value, y, marker, color=COLORS[color], markersize=9, zorder=3)
             text = f"{value:.2f}" if place else (f"{name} {value:.2f}" if side < 0 else f"{value:.2f} {name}")
-            align = "left" if side > 0 else "right"
-            ax.text(value + 0.07 * side, y, text, size=9.5, ha=align, va="center", color=ink(COLORS[color]))
+            ax.annotate(
+                text,
+                (value, y),
+                xytext=(9 * side, 0),
+                textcoords="offset points",
+                size=9.5,
+                ha="left" if side > 0 else "right",
+                va="center",
+                color=ink(COLORS[color]),
+            )
         ax.text(floors[kind], y + 0.44, f"floor {floors[kind]:.2f}", size=9, ha="center", va="center")
     ax.set_yticks([0, -1, -2], [kind for kind, _ in KINDS])
     ax.tick_params(axis="y", labelcolor=COLORS["ink"])
-    ax.set(xlabel="nats per token of the kind", ylim=(-2.5, 0.7), xlim=(-1.15, max(fresh.values()) + 0.5))
+    ax.set(xlabel="nats per token of the kind", ylim=(-2.5, 0.7), xlim=(-0.19 * highest, 1.1 * highest))
     style_axes(ax, grid="x")
     return fig
 
