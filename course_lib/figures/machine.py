@@ -97,18 +97,17 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def drift(runs: Mapping[str, Sequence[float]]) -> Figure:
+def drift(runs: Mapping[str, Sequence[float]], on_paper: str, other: str) -> Figure:
     """How far each run's loss is from the first run's, step by step, in nats per token, on a logarithmic axis.
 
-    `runs` maps a name to the absolute differences (n,); differences of exactly 0 stand on the bottom line.
+    `runs` maps a name to the absolute differences (n,); differences of exactly 0 stand on the bottom line. The title
+    compares the run called `on_paper`, which is equal in algebra, with the one called `other`, over the last 20 steps.
     """
     bottom = 1e-8
-    ends = {name: float(np.median(np.asarray(values)[-20:])) for name, values in runs.items()}
-    same = [name for name, end in ends.items() if end == 0]
-    moved = {name: end for name, end in ends.items() if end > 0}
-    widest, least = max(moved.values()), min(moved.values())
+    small, large = float(np.max(runs[on_paper][-20:])), float(np.median(runs[other][-20:]))
+    apart = f"up to {_power(small)} nats apart" if small > 0 else "and in every bit of the loss"
     fig, ax = new_figure(
-        f"Equal on paper, {_power(least)} nats apart; another seed, {_power(widest)}",
+        f"Equal on paper, {apart}; {other}, {_power(large)}",
         "Distance of each run's loss from the first run's, at every step (nats a token).",
         height=270,
     )
@@ -116,7 +115,7 @@ def drift(runs: Mapping[str, Sequence[float]]) -> Figure:
     for index, (name, values) in enumerate(runs.items()):
         shown = np.maximum(np.asarray(values, dtype=float), bottom)
         (line,) = ax.plot(np.arange(len(shown)), shown, **series(index))
-        line.set_linewidth(2.0 if name in same else 1.5)
+        line.set_linewidth(1.5 if np.any(shown > bottom) else 2.4)
         lines.append((line, name))
     ax.set_yscale("log")
     ax.set_ylim(bottom / 2, 2)
@@ -130,7 +129,8 @@ def drift(runs: Mapping[str, Sequence[float]]) -> Figure:
 
 def _power(value: float) -> str:
     """One significant digit, written out: 0.00002."""
-    return f"{value:.{max(0, -int(np.floor(np.log10(value))))}f}"
+    rounded = float(f"{value:.0e}")
+    return f"{rounded:.{max(0, -int(np.floor(np.log10(rounded))))}f}" if rounded else "0"
 
 
 def below_the_floor(curves: Mapping[str, Sequence[float]], floor: float, row: Sequence[tuple[str, str]]) -> Figure:
