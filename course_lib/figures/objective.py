@@ -246,8 +246,9 @@ def memorised(seen: Mapping[str, float], fresh: Mapping[str, float], floors: Map
             )
         ax.text(floors[kind], y + 0.44, f"floor {floors[kind]:.2f}", size=9, ha="center", va="center")
     ax.set_yticks([0, -1, -2], [kind for kind, _ in KINDS])
+    ax.set_xticks(range(math.ceil(highest) + 1))
     ax.tick_params(axis="y", labelcolor=COLORS["ink"])
-    ax.set(xlabel="nats per token of the kind", ylim=(-2.5, 0.7), xlim=(-0.19 * highest, 1.1 * highest))
+    ax.set(xlabel="nats per token of the kind", ylim=(-2.5, 0.7), xlim=(-0.26 * highest, 1.1 * highest))
     style_axes(ax, grid="x")
     return fig
 
