@@ -32,7 +32,7 @@ from course_lib.planning.formulas import mfu
 from course_lib.trainer import Trainer, training_step
 
 CONFIG = TrainConfig(
-    preset="tiny",
+    preset="mini",
     steps=100_000,
     batch=12,
     precision="fp32",

@@ -11,7 +11,7 @@ from course_lib.machine import material_dir
 __all__ = ["REFERENCE_TOKENS_PER_SECOND", "Chapter", "chapters", "read_chapter"]
 
 REFERENCE_TOKENS_PER_SECOND = 20_000
-"""Speed of chapter 0's run (preset `tiny`, 12 sequences of 64 tokens) on two cores, where the chapters were timed."""
+"""Speed of chapter 0's run (preset `mini`, 12 sequences of 64 tokens) on two cores, where the chapters were timed."""
 
 
 @dataclass(frozen=True)

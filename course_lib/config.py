@@ -83,6 +83,8 @@ class ModelConfig:
     """Use one matrix for the token embedding and the output layer."""
     dropout: float = 0.0
     """Share of activations set to zero while training: of the embeddings and of what each half of a block adds."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights; with 0.02 the first loss is close to log(vocab_size)."""
     norm_eps: float = 1e-5
     """Added to the mean square inside RMSNorm."""
 
@@ -107,6 +109,7 @@ class ModelConfig:
         )
         _between(self, "dropout", 0.0, 1.0, "0.1")
         require(self.rope_base > 1, f"rope_base={self.rope_base} must be above 1; try rope_base=10000")
+        require(self.init_std > 0, f"init_std={self.init_std} must be above 0; try init_std=0.02")
         require(self.norm_eps > 0, f"norm_eps={self.norm_eps} must be above 0; try norm_eps=1e-5")
 
     @property
@@ -127,7 +130,8 @@ class ModelConfig:
 
 
 PRESETS: dict[str, ModelConfig] = {
-    "tiny": ModelConfig(d_model=128, n_layers=4, n_heads=4, context=64),
+    "mini": ModelConfig(d_model=128, n_layers=4, n_heads=4, context=64),
+    "tiny": ModelConfig(d_model=128, n_layers=4, n_heads=4, d_ff=256, context=128, dropout=0.1, init_std=0.06),
     "small": ModelConfig(d_model=224, n_layers=5, n_heads=7, context=128),
     "medium": ModelConfig(d_model=352, n_layers=7, n_heads=11, context=256),
 }
@@ -246,10 +250,10 @@ class TrainConfig:
     """One training run."""
 
     preset: str = "tiny"
-    """Model size: tiny, small or medium."""
-    steps: int = 1000
+    """Model: mini (what the chapters train), tiny, small or medium."""
+    steps: int = 900
     """Optimizer steps of the whole run; the schedule is cut to this length."""
-    batch: int = 12
+    batch: int = 6
     """Sequences per optimizer step, over all micro-batches."""
     micro_batch: int | None = None
     """Sequences per forward pass; must divide batch. None: the whole batch at once."""
@@ -271,9 +275,12 @@ class TrainConfig:
     """A checkpoint, or the out folder of an earlier run: go on from there."""
     model: ModelOverrides = field(default_factory=ModelOverrides)
     """Changes to the preset's model."""
-    data: DataConfig = field(default_factory=DataConfig)
+    data: DataConfig = field(default_factory=lambda: DataConfig(vocab_size=2048))
     """What to train on."""
-    optim: OptimConfig = field(default_factory=OptimConfig)
+    optim: OptimConfig = field(
+        # Tuned for the default run, which reads its small corpus six times: strong decay, and little left at the end.
+        default_factory=lambda: OptimConfig(lr=3e-3, betas=(0.9, 0.98), weight_decay=0.5, min_lr_ratio=0.02)
+    )
     """AdamW, its schedule and clipping."""
 
     def __post_init__(self) -> None:

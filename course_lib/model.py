@@ -126,12 +126,14 @@ class GPT(nn.Module):
         self.init_weights(seed)
 
     def init_weights(self, seed: int) -> None:
-        """Normal(0, 0.02); what is added to the stream is smaller by sqrt(2 n_layers), as in GPT-2."""
+        """Normal(0, init_std); what is added to the stream is smaller by sqrt(2 n_layers), as in GPT-2."""
         generator = torch.Generator().manual_seed(stream_seed(seed, "init"))
         shrink = 1 / math.sqrt(2 * self.config.n_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
-                scale = 0.02 * (shrink if name.endswith(("attention.out.weight", "feed_forward.down.weight")) else 1)
+                scale = self.config.init_std * (
+                    shrink if name.endswith(("attention.out.weight", "feed_forward.down.weight")) else 1
+                )
                 nn.init.normal_(parameter, 0.0, scale, generator=generator)
 
     def forward(self, tokens: Tensor) -> Tensor:

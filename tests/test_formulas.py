@@ -66,7 +66,7 @@ def test_matrix_products_are_counted_exactly(config: ModelConfig, batch: int) ->
 
 def test_six_n_d() -> None:
     assert train_flops(1e9, 100e9) == 6e20
-    config = preset("tiny")
+    config = preset("mini")
     n, tokens = sum(model_params(config).values()), 12 * 64
     exact = matmul_flops(config, 12, 64)
     assert train_flops(n, tokens) == pytest.approx(exact, rel=0.1)  # tied: the head is as large as the embedding

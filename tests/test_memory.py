@@ -31,7 +31,7 @@ def data(config: ModelConfig, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("batch", [1, 5])
 def test_measured_is_predicted(shape: str, precision: str, batch: int) -> None:
-    config = preset("tiny", **SHAPES[shape])
+    config = preset("mini", **SHAPES[shape])
     model = GPT(config)
     inputs, targets = data(config, batch)
 
@@ -51,7 +51,7 @@ def test_measured_is_predicted(shape: str, precision: str, batch: int) -> None:
 
 
 def test_measuring_changes_nothing() -> None:
-    config = preset("tiny", n_layers=1)
+    config = preset("mini", n_layers=1)
     model = GPT(config)
     optimizer = make_optimizer(model, OptimConfig(lr=0.5))
     before = [p.detach().clone() for p in model.parameters()]
@@ -62,7 +62,7 @@ def test_measuring_changes_nothing() -> None:
 
 
 def test_fp32_adamw_is_sixteen_bytes_a_parameter() -> None:
-    model = GPT(preset("tiny"))
+    model = GPT(preset("mini"))
     found = ledger(model, *data(model.config, 1), make_optimizer(model, OptimConfig()))
     state = found["weights"] + found["gradients"] + found["optimizer"]
     assert state / model.num_params() == pytest.approx(bytes_per_parameter("adamw-fp32"), abs=0.001)
@@ -116,7 +116,7 @@ def test_peak_sees_what_is_alive_at_once() -> None:
 
 
 def test_a_training_step_needs_more_than_its_parts_at_rest() -> None:
-    config = preset("tiny", n_layers=2)
+    config = preset("mini", n_layers=2)
     model = GPT(config)
     inputs, targets = data(config, 4)
     with Peak([*model.parameters(), *model.buffers(), inputs, targets]) as inference, torch.no_grad():

@@ -24,7 +24,7 @@ def noise(*shape: int, seed: int = 2) -> Tensor:
 
 @pytest.mark.parametrize("changes", [{}, {"n_kv_heads": 2}, {"tie_embeddings": False}, {"dropout": 0.2}])
 def test_later_tokens_never_move_earlier_logits(changes: dict[str, object]) -> None:
-    config = preset("tiny", vocab_size=50, d_model=32, n_layers=2, n_heads=4, context=16, **changes)
+    config = preset("mini", vocab_size=50, d_model=32, n_layers=2, n_heads=4, context=16, **changes)
     model = GPT(config).eval()
     first = tokens(config)
     second = first.clone()
@@ -108,7 +108,7 @@ def test_weights_come_from_the_seed_and_leave_the_global_stream_alone() -> None:
 
 
 def test_a_fresh_model_is_close_to_uniform() -> None:
-    model = GPT(preset("tiny"))
+    model = GPT(preset("mini"))
     ids = tokens(model.config)
     loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     assert abs(loss.item() - math.log(1024)) < 0.1

@@ -26,6 +26,7 @@ def toy_config(**changes: Any) -> TrainConfig:
     model = {"d_model": 16, "n_layers": 2, "n_heads": 2, "context": 16, **changes.pop("model", {})}
     return TrainConfig(
         **{
+            "preset": "mini",
             "steps": 30,
             "batch": 8,
             "precision": "fp32",
