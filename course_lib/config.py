@@ -130,8 +130,10 @@ class ModelConfig:
 
 
 PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(
+        vocab_size=2048, d_model=128, n_layers=4, n_heads=4, d_ff=256, context=128, dropout=0.1, init_std=0.06
+    ),
     "mini": ModelConfig(d_model=128, n_layers=4, n_heads=4, context=64),
-    "tiny": ModelConfig(d_model=128, n_layers=4, n_heads=4, d_ff=256, context=128, dropout=0.1, init_std=0.06),
     "small": ModelConfig(d_model=224, n_layers=5, n_heads=7, context=128),
     "medium": ModelConfig(d_model=352, n_layers=7, n_heads=11, context=256),
 }
@@ -250,7 +252,7 @@ class TrainConfig:
     """One training run."""
 
     preset: str = "tiny"
-    """Model: mini (what the chapters train), tiny, small or medium."""
+    """Model: tiny, mini (what the chapters train), small or medium."""
     steps: int = 900
     """Optimizer steps of the whole run; the schedule is cut to this length."""
     batch: int = 6

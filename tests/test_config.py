@@ -33,7 +33,7 @@ BAD: list[tuple[Any, dict[str, Any], str, dict[str, Any]]] = [
     (OptimConfig, {"lr": 0.0}, "lr=4e-3", {"lr": 4e-3}),
     (OptimConfig, {"betas": (0.9, 1.0)}, "0.9 0.95", {"betas": (0.9, 0.95)}),
     (OptimConfig, {"clip_norm": 0.0}, "clip_norm=1.0", {"clip_norm": 1.0}),
-    (TrainConfig, {"micro_batch": 5}, "micro_batch=4", {"micro_batch": 4}),
+    (TrainConfig, {"micro_batch": 4}, "micro_batch=3", {"micro_batch": 3}),
     (TrainConfig, {"steps": 0}, "steps=0", {"steps": 1}),
     (
         TrainConfig,

@@ -52,7 +52,7 @@ def test_without_json_a_line_of_text(text: Path, capfd: pytest.CaptureFixture[st
         (["--device", "tpu"], "tpu"),
         (["--text", "/no/such/file"], "/no/such/file"),
         (["--resume", "/no/such/run"], "/no/such/run"),
-        (["--micro-batch", "5"], "micro_batch=4"),
+        (["--micro-batch", "5"], "micro_batch=3"),
     ],
 )
 def test_what_cannot_run_is_one_line_and_exit_2(words: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
