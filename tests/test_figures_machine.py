@@ -53,7 +53,7 @@ def test_drift_where_halves_are_equal_too() -> None:
 @pytest.mark.parametrize(
     ("end", "title"),
     [
-        (2.65, "Where experts choose, the loss ends 0.12 nats below the floor, which is impossible"),
+        (2.65, "Where experts choose, the loss ends 0.12 nats below the floor: impossible"),
         (2.78, "Where experts choose, the loss ends at the floor"),
     ],
 )

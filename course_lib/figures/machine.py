@@ -141,7 +141,7 @@ def below_the_floor(curves: Mapping[str, Sequence[float]], floor: float, row: Se
     names = list(curves)
     last = float(np.mean(curves[names[-1]][-50:]))
     fig, ax = new_figure(
-        f"Where {names[-1]}, the loss ends {floor - last:.2f} nats below the floor, which is impossible"
+        f"Where {names[-1]}, the loss ends {floor - last:.2f} nats below the floor: impossible"
         if last < floor
         else f"Where {names[-1]}, the loss ends at the floor",
         "Training loss on random letters, none of them used twice. The floor is their entropy.",
