@@ -83,6 +83,8 @@ def normalise(notebook: NotebookNode) -> list[str]:
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
             continue
+        if any(tag.startswith("predict-") for tag in tags_of(cell)):
+            cell.metadata["jupyter"] = {"source_hidden": True}  # the call holds the answer
         count += bool(cell.source.strip())
         cell.execution_count = count if cell.source.strip() else None
         where = f"cell {index} ({cell.id})"

@@ -310,6 +310,8 @@ def predictions_are_compared(notebook: NotebookNode) -> list[str]:
         lines += [f"{cell.id}: {name}.reveal() is missing" for name in names if f"{name}.reveal(" not in later]
         if not any(tag.startswith("predict-") for tag in tags(cell)):
             lines.append(f"{cell.id}: a prediction without a tag predict-...")
+        if not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            lines.append(f"{cell.id}: a prediction whose code, with the answer in it, is not folded; run `course execute`")
     return lines
 
 

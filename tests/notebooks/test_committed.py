@@ -112,7 +112,8 @@ def display(data: dict[str, Any]) -> NotebookNode:
 
 
 def code(source: str, *tags: str, outs: tuple[NotebookNode, ...] = ()) -> NotebookNode:
-    return new_code_cell(source, metadata={"tags": list(tags)}, outputs=list(outs))
+    folded = {"jupyter": {"source_hidden": True}} if any(tag.startswith("predict-") for tag in tags) else {}
+    return new_code_cell(source, metadata={"tags": list(tags), **folded}, outputs=list(outs))
 
 
 def markdown(source: str, *tags: str) -> NotebookNode:
@@ -232,6 +233,7 @@ BROKEN: list[tuple[Rule, Break, str]] = [
     (rules.claims_are_predicted_and_bounded, lambda nb: nb.cells.insert(3, nb.cells.pop(7)), "claim 4"),
     (rules.predictions_are_compared, source(4, "guess.reveal()", "guess"), "reveal() is missing"),
     (rules.predictions_are_compared, retag(3), "without a tag"),
+    (rules.predictions_are_compared, lambda nb: nb.cells[3].metadata.pop("jupyter"), "not folded"),
     (rules.predictions_are_compared, source(3, "guess = ", ""), "without a name"),
     (rules.own_explanation_first, without(6), "2 times"),
     (rules.own_explanation_first, source(6, "<details>", "<details open>"), "not in a closed"),
