@@ -13,7 +13,7 @@ __all__ = ["WHICH_LEAKS", "leak_curves", "leak_question"]
 KINDS = ("grammar", "fact", "noise")
 STEPS = tuple(range(0, 2001, 100))
 READ = 0.0051
-"""Nats. A learner may round a logarithm to two decimals; the losses of the honest runs are at least 0.012 above it."""
+"""Nats. A learner may round a logarithm to two decimals; honest losses are at least 0.012 above a floor."""
 
 LEAK = {
     "lowest-total-leaks": "The run with the lowest loss is the one that cheats.",
@@ -50,16 +50,16 @@ def leak_curves(variant: int = 0) -> dict[str, dict[str, list[float]]]:
     """Run letter -> "steps", each kind and "all" -> mean nats per token of that kind, step by step.
 
     Made up from the exercise's numbers, not trained: each kind decays to where its run's story ends, a little above the
-    floor, with some spread.
+    floor, with some spread. The leak ends 0.08 below one floor; the poorest grammar is an honest run's.
     """
     language = _language(variant)
     rng = variant_rng("which-leaks/curves", variant)
     floors, shares, leaking = _floors(language), language["shares"], language["leaking"]
-    stolen = 0.36 * floors[leaking]
+    stolen = 0.1
     steps, start = np.array(STEPS), math.log(60)
     out: dict[str, dict[str, list[float]]] = {}
     for run, role in language["runs"].items():
-        pace = {"fast": 1.0, "slow": 2.8, "sudden": 1.5, "leak": 1.9}[role]
+        pace = {"fast": 1.0, "slow": 2.8, "sudden": 1.5, "leak": 1.4}[role]
         curves = {}
         for kind, half_life in zip(KINDS, (60, 160, 60), strict=True):
             end = floors[kind] + (0.015 if role == "fast" else 0.025)
@@ -68,8 +68,8 @@ def leak_curves(variant: int = 0) -> dict[str, dict[str, list[float]]]:
                 curve = end + (start - end) * (0.62 + 0.38 * 0.5 ** (steps / 80)) / (1 + np.exp((steps - 1150) / 25))
             if role == "leak" and kind == leaking:
                 curve = curve - stolen / (1 + np.exp((700 - steps) / 150))
-            if role == "leak" and kind == "grammar":  # it is bad at grammar, so its total stays above the best run's
-                poor = (shares[leaking] * stolen + 0.05) / shares["grammar"]
+            poor = {"slow": 0.26, "leak": (shares[leaking] * stolen + 0.05) / shares["grammar"]}.get(role, 0.0)
+            if kind == "grammar":  # poor grammar keeps the leak's total above the best run's
                 curve = curve + poor * (1 - 0.5 ** (steps / 300))
             curves[kind] = np.maximum(curve + 0.001 * rng.uniform(-3, 3, len(steps)), 0.0)
         total = sum(shares[kind] * curves[kind] for kind in KINDS)
@@ -105,23 +105,30 @@ def leak_cases(seed: int) -> list[Case]:
 
 
 def run_leak(answer: Any, case: Case) -> Any:
-    return {key: answer[key].item() if hasattr(answer[key], "item") else answer[key] for key in answer}
+    if not isinstance(answer, dict):
+        return None
+    return {str(key): value.item() if hasattr(value, "item") else value for key, value in answer.items()}
 
 
 def judge_leak(case: Case, returned: Any) -> Wrong | None:
     """Choice and floor, recomputed for the variant in the answer."""
     if not isinstance(returned, dict) or not {"variant", "choice", "evidence"} <= set(returned):
-        return Wrong('the answer is a dict with "variant", "choice" and "evidence"')
+        return Wrong('the answer is a dict with "variant", "choice" and "evidence"', form=True)
     variant, choice, evidence = returned["variant"], returned["choice"], returned["evidence"]
     if isinstance(variant, bool) or not isinstance(variant, int) or variant < 0:
-        return Wrong("variant is a whole number from 0")
+        return Wrong("variant is a whole number from 0", form=True)
+    for key in ("choice", "evidence"):
+        if returned[key] is None or returned[key] is ...:
+            return Wrong(f"{key} is still None", form=True)
     language = _language(variant)
-    if str(choice).upper() not in language["runs"]:
-        return Wrong("choice is one of the letters A, B, C, D")
+    run = str(choice).strip().upper().removeprefix("RUN").strip()
+    if run not in language["runs"]:
+        return Wrong("choice is one of the letters A, B, C, D", form=True)
     if wrong := not_a_number(evidence):
-        return Wrong(f"evidence: {wrong.message}")
+        return Wrong(f"evidence: {wrong.message}", form=True)
+    if not math.isfinite(evidence):
+        return Wrong("evidence is not a finite number", form=True)
     floors, curves = _floors(language), leak_curves(variant)
-    run = str(choice).upper()
     role = language["runs"][run]
     if role == "fast":
         says = "this run has the lowest loss, and each kind ends just above its floor. Is that more than can be known?"
@@ -130,7 +137,7 @@ def judge_leak(case: Case, returned: Any) -> Wrong | None:
         says = "a loss may fall suddenly when a regularity is found. Where does this run's curve end?"
         return Wrong(says, "a-sudden-drop-leaks")
     if role == "slow":
-        return Wrong("this run is above every floor. What can a run know that is above its floor?", "slow-means-leak")
+        return Wrong("this run is above every floor: slow, but possible.", "slow-means-leak")
     leaking = language["leaking"]
     right = floors[leaking]
     if same(evidence, right, READ):
@@ -144,7 +151,7 @@ def judge_leak(case: Case, returned: Any) -> Wrong | None:
         name = "floor-of-the-mixture"
     elif any(same(evidence, other, READ) for other in others):
         says, name = (
-            "that is the floor of a kind at which this run is not below. At which is it?",
+            "on that kind this run is above its floor. On which is it below?",
             "floor-of-another-kind",
         )
     elif any(same(evidence, curves[run][kind][-1], READ) for kind in (*KINDS, "all")):

@@ -6,7 +6,10 @@ from typing import Any
 
 from course_lib.checks.core import Wrong
 
-__all__ = ["not_a_number", "plain", "same", "smell"]
+__all__ = ["nearly", "not_a_number", "plain", "same", "smell"]
+
+NEAR = 1e-3
+"""Relative. What is off by less is more likely an inexact right answer than a wrong one."""
 
 
 def plain(value: Any) -> Any:
@@ -30,6 +33,17 @@ def same(a: float, b: float, tolerance: float) -> bool:
     return a == b or (math.isfinite(b) and abs(a - b) <= tolerance * max(1.0, abs(b)))
 
 
-def smell(returned: float, values: Mapping[str, float], tolerance: float) -> str | None:
-    """The first misconception of `values` (id -> what it would give) whose arithmetic gives what came back."""
-    return next((name for name, value in values.items() if same(returned, value, tolerance)), None)
+def nearly(returned: float, right: float) -> str | None:
+    """The message for what is wrong by little: no misconception is behind it. None where it is off by more."""
+    if not 0 < abs(returned - right) <= NEAR * abs(right):
+        return None
+    return f"nearly right (off by {abs(returned - right):.2g}): FP32, rounding, or an approximation?"
+
+
+def smell(returned: float, values: Mapping[str, float], tolerance: float, right: float) -> str | None:
+    """The first misconception of `values` (id -> what it would give) whose arithmetic gives what came back.
+
+    Never one that gives the right answer here: what came back is then wrong for another reason.
+    """
+    wrong = {name: value for name, value in values.items() if not same(value, right, tolerance)}
+    return next((name for name, value in wrong.items() if same(returned, value, tolerance)), None)

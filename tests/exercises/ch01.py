@@ -49,6 +49,32 @@ def wrong_sign(first, transition, tokens):
     return float(-np.log([first[tokens[0]], *transition[tokens[:-1], tokens[1:]]]).sum())
 
 
+@wrong("sequence-log-prob", says="Which entry of")
+def wrong_entry(first, transition, tokens):
+    return float(np.log(first[0]) + np.log(transition[tokens[:-1], tokens[1:]]).sum())
+
+
+def _text(first, transition, tokens):
+    return float(np.log([first[tokens[0]], *transition[tokens[:-1], tokens[1:]]]).sum())
+
+
+wrong_text_mean = wrong(
+    "sequence-log-prob", says="is a sum", answer=lambda first, table, tokens: _text(first, table, tokens) / len(tokens)
+)
+wrong_no_log = wrong(
+    "sequence-log-prob", says="a positive number", answer=lambda *source: float(np.exp(_text(*source)))
+)
+wrong_log10 = wrong("sequence-log-prob", "wrong-unit", answer=lambda *source: _text(*source) / math.log(10))
+
+
+@right("sequence-log-prob")
+def right_in_fp32(first, transition, tokens):
+    total = np.log(np.float32(first[tokens[0]]))
+    for p in np.log(transition.astype(np.float32))[tokens[:-1], tokens[1:]]:
+        total += p
+    return total
+
+
 @right("sequence-log-prob")
 def right_table_lookup(first, transition, tokens):
     tokens = np.asarray(tokens)
@@ -110,9 +136,8 @@ def wrong_padding_counts(documents, width, pad):
 
 @wrong("pad-batch", "masks-by-token-id")
 def wrong_by_id(documents, width, pad):
-    full = [(document + [pad] * (width + 1))[: width + 1] for document in documents]
-    rows = np.array(full)
-    return rows[:, :-1], np.where(rows[:, 1:] == pad, IGNORE, rows[:, 1:])
+    inputs, targets = _list_pairs(documents, width, pad)
+    return inputs, np.where(targets == pad, IGNORE, targets)
 
 
 @wrong("pad-batch", "drops-the-last-target")
@@ -132,15 +157,40 @@ def wrong_ignored_inputs(documents, width, pad):
 right_pairs = right("pad-batch", answer=_list_pairs)
 
 
-@right("pad-batch")
-def right_last_token_stays(documents, width, pad):
-    """The last token of a short document may stand among the inputs: its target is ignored."""
-
+@wrong("pad-batch", says="not all `pad`")
+def wrong_last_token_stays(documents, width, pad):
     def fill(inputs, targets, document):
         inputs[: len(document)] = document[:width]
         targets[: len(document) - 1] = document[1:]
 
     return _pad_batch(documents, width, pad, fill)
+
+
+@wrong("pad-batch", "masks-by-token-id")
+def wrong_by_known_id(documents, width, pad):
+    inputs, targets = _list_pairs(documents, width, pad)
+    return inputs, np.where(inputs == pad, IGNORE, targets)
+
+
+@wrong("pad-batch", "masks-by-token-id")
+def wrong_cut_at_pad(documents, width, pad):
+    return _list_pairs([d[: d.index(pad) + 1] if pad in d else d for d in documents], width, pad)
+
+
+@wrong("pad-batch", says="one place too far on")
+def wrong_swapped(documents, width, pad):
+    inputs, targets = _list_pairs(documents, width, pad)
+    return np.where(targets == IGNORE, pad, targets), np.where(targets == IGNORE, IGNORE, inputs)
+
+
+wrong_no_return = wrong("pad-batch", says="nothing came back", answer=lambda documents, width, pad: None)
+
+
+@right("pad-batch")
+def right_by_length(documents, width, pad):
+    full = np.array([(document + [pad] * (width + 1))[: width + 1] for document in documents])
+    real = np.arange(width) < np.array([len(document) - 1 for document in documents])[:, None]
+    return np.where(real, full[:, :-1], pad), np.where(real, full[:, 1:], IGNORE)
 
 
 # 01.3 shifted-loss
@@ -200,6 +250,79 @@ def wrong_exp(logits, labels):
     return -(picked.log() * counts).sum() / counts.sum().clamp(min=1)
 
 
+def _loss(log_p, labels):
+    wanted = labels[:, 1:]
+    picked = log_p[:, :-1].gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+    counts = wanted != IGNORE
+    return -picked[counts].sum() / counts.sum().clamp(min=1)
+
+
+@wrong("shifted-loss", "overflows", says="what is the softmax of [1000, 0]")
+def wrong_softmax_then_log(logits, labels):
+    return _loss(logits.softmax(-1).log(), labels)
+
+
+@wrong("shifted-loss", "overflows", says="exp(-2000)")
+def wrong_one_maximum(logits, labels):
+    shifted = logits - logits.max()
+    return _loss(shifted - shifted.exp().sum(-1, keepdim=True).log(), labels)
+
+
+@wrong("shifted-loss", "overflows", says="exp(1000)")
+def wrong_plain_logsumexp(logits, labels):
+    return _loss(logits - logits.exp().sum(-1, keepdim=True).log(), labels)
+
+
+@wrong("shifted-loss", says="what is the softmax of [1000, 0]")
+def wrong_clamped(logits, labels):
+    return _loss(logits.softmax(-1).clamp(min=1e-30).log(), labels)
+
+
+@wrong("shifted-loss", "empty-batch-is-nan", says="gradient is NaN")
+def wrong_nan_to_num(logits, labels):
+    losses, counts = _pairs(logits, labels)
+    return torch.nan_to_num((losses * counts).sum() / counts.sum())
+
+
+@wrong("shifted-loss", "empty-batch-is-nan", says="gradient is NaN")
+def wrong_where_nan(logits, labels):
+    losses, counts = _pairs(logits, labels)
+    loss = (losses * counts).sum() / counts.sum()
+    return torch.where(loss.isnan(), 0, loss)
+
+
+@wrong("shifted-loss", says="the divisor is not")
+def wrong_divisor(logits, labels):
+    losses, counts = _pairs(logits, labels)
+    return (losses * counts).sum() / labels.numel()
+
+
+@wrong("shifted-loss", says="the divisor is not")
+def wrong_divisor_of_labels(logits, labels):
+    losses, counts = _pairs(logits, labels)
+    return (losses * counts).sum() / (labels != IGNORE).sum().clamp(min=1)
+
+
+@wrong("shifted-loss", says="first label")
+def wrong_roll(logits, labels):
+    wanted = labels.roll(-1, 1)
+    losses = -logits.log_softmax(-1).gather(-1, wanted.clamp(min=0)[..., None])[..., 0]
+    counts = wanted != IGNORE
+    return (losses * counts).sum() / counts.sum().clamp(min=1)
+
+
+@wrong("shifted-loss", says="Which way")
+def wrong_way(logits, labels):
+    return _loss(logits.flip(1).log_softmax(-1), labels.flip(1))
+
+
+wrong_dim = wrong("shifted-loss", says="over positions", answer=lambda x, labels: _loss(x.log_softmax(1), labels))
+wrong_loss_sign = wrong("shifted-loss", says="sign", answer=lambda x, labels: -_loss(x.log_softmax(-1), labels))
+wrong_loss_bits = wrong(
+    "shifted-loss", says="another unit", answer=lambda x, labels: _loss(x.log_softmax(-1), labels) / math.log(2)
+)
+
+
 @wrong("shifted-loss", "empty-batch-is-nan")
 def wrong_empty(logits, labels):
     losses, counts = _pairs(logits, labels)
@@ -215,6 +338,14 @@ def wrong_item(logits, labels):
 @wrong("shifted-loss", says="write it yourself")
 def wrong_calls_torch(logits, labels):
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+@right("shifted-loss")
+def right_own_maximum(logits, labels):
+    shifted = logits - logits.max(-1, keepdim=True).values
+    if (labels[:, 1:] == IGNORE).all():
+        return torch.tensor(0.0)
+    return _loss(shifted - shifted.exp().sum(-1, keepdim=True).log(), labels)
 
 
 @right("shifted-loss")
@@ -281,6 +412,26 @@ def wrong_nan(batches, text):
     return sum(loss * n for loss, n in batches) / math.log(2) / len(text.encode())
 
 
+@wrong("bits-per-byte", says="behind the first empty one")
+def wrong_break(batches, text):
+    nats = 0.0
+    for loss, n in batches:
+        if n == 0:
+            break
+        nats += loss * n
+    return nats / math.log(2) / len(text.encode())
+
+
+@wrong("bits-per-byte", says="nearly right")
+def wrong_rounded_unit(batches, text):
+    return _nats(batches) / 0.693 / len(text.encode())
+
+
+@right("bits-per-byte")
+def right_bits_in_fp32(batches, text):
+    return np.float32(_nats(batches)) / np.float32(math.log(2)) / np.float32(len(text.encode()))
+
+
 @right("bits-per-byte")
 def right_log2_of_perplexity(batches, text):
     counted = np.array([(loss, n) for loss, n in batches if n])
@@ -335,6 +486,29 @@ def wrong_total(transition):
     return float(_rows(transition).sum())
 
 
+@wrong("entropy-floor", says="nearly right")
+def wrong_time_average(transition):
+    shares, total = np.eye(len(transition))[0], 0
+    for _ in range(2000):
+        total, shares = total + shares, shares @ transition
+    return float(total / 2000 @ _rows(transition))
+
+
+@wrong("entropy-floor", says="take its real part")
+def wrong_complex(transition):
+    values, vectors = np.linalg.eig(transition.T.astype(complex))
+    shares = vectors[:, np.argmin(abs(values - 1))]
+    return shares / shares.sum() @ _rows(transition)
+
+
+@wrong("entropy-floor", says="Two places")
+def wrong_no_sum(transition):
+    values, vectors = np.linalg.eig(transition.T)
+    shares = np.real(vectors[:, np.argmin(abs(values - 1))])
+    total = shares.sum() if (transition < 1).all() else np.float64(0)
+    return float((shares - shares) / total @ _rows(transition) if total == 0 else shares / total @ _rows(transition))
+
+
 @right("entropy-floor")
 def right_eigenvector(transition):
     values, vectors = np.linalg.eig(transition.T)
@@ -376,6 +550,10 @@ wrong_mixture = wrong("which-leaks", "floor-of-the-mixture", answer=_leak("leak"
 wrong_other_kind = wrong("which-leaks", "floor-of-another-kind", answer=_leak("leak", lambda a, _: _floors(a)["fact"]))
 wrong_own_loss = wrong("which-leaks", "reads-the-loss", answer=_leak("leak", lambda a, c: c[a["leaking"]][-1], 3))
 wrong_form = wrong("which-leaks", says="letters", answer={"variant": 0, "choice": "the second", "evidence": 1.0})
+
+wrong_still_none = wrong("which-leaks", says="evidence is still None", answer=_leak("leak", lambda a, c: None))
+wrong_pair = wrong("which-leaks", says="a dict with", answer=("B", 3.18))
+right_run_b = right("which-leaks", answer={"variant": 0, "choice": " run B", "evidence": np.float64(math.log(24))})
 
 right_with_two_decimals = right("which-leaks", answer=_leak("leak", lambda a, b: round(_leaking(a, b), 2)))
 right_variant_1 = right("which-leaks", answer=_leak("leak", _leaking, 1))
