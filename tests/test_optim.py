@@ -106,3 +106,7 @@ def test_no_clipping_only_measures() -> None:
     before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     assert float(clip_by_global_norm(model.parameters(), None)) > 9
     assert all(torch.equal(g, p.grad) for g, p in zip(before, model.parameters(), strict=True) if p.grad is not None)
+
+
+def test_clipping_without_any_gradient_is_a_norm_of_zero() -> None:
+    assert float(clip_by_global_norm([torch.nn.Parameter(torch.ones(2))], 1.0)) == 0.0

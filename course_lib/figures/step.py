@@ -95,7 +95,7 @@ def spike(
 ) -> Figure:
     """Loss by step with and without clipping, a panel an optimizer: {panel: {"clipped": losses, ...}}.
 
-    A mark stands at step `at`, where the gradient spiked. What goes beyond `highest` leaves the picture.
+    A mark stands at step `at`, where the gradient spiked. A curve above `highest` leaves the picture and comes back.
     """
     fig, axes = new_panels(title, subtitle, height=270, cols=len(panels), share_y=True)
     for ax, (name, curves) in zip(axes, panels.items(), strict=True):
@@ -103,15 +103,7 @@ def spike(
         lines = []
         for index, (label, values) in enumerate(curves.items()):
             data = np.asarray(values, dtype=float)
-            inside = np.flatnonzero(~(data <= highest))
-            kept = data[: inside[0]] if len(inside) else data
-            if len(inside):
-                kept = np.append(kept, highest)
-            mean = (
-                kept
-                if len(inside)
-                else np.concatenate([smoothed(list(kept[: at + 1]), 4), smoothed(list(kept[at + 1 :]), 4)])
-            )
+            mean = np.concatenate([smoothed(list(data[: at + 1]), 4), smoothed(list(data[at + 1 :]), 4)])
             (line,) = ax.plot(np.arange(len(mean)), mean, **series(index))
             lines.append((line, label))
         end_labels(ax, lines)
