@@ -108,14 +108,14 @@ def _judge_sequence(case: Case, returned: Any) -> Wrong | None:
         return Wrong(f"{returned:.4g} came back, but one step of this text has probability 0. How likely is the whole?")
     more = {"adds-probabilities": math.log(math.fsum(steps)), "wrong-unit": right / math.log(10)}
     name = smell(returned, smells, EXACT, right) or smell(returned, more, EXACT, right)
-    if name is None and (close := nearly(returned, right)):
-        return Wrong(close)
     slips = {
         "mean": right / len(tokens),
         "no log": math.exp(right),
         "another first": right - _log(steps[0]) + _log(float(first[0])),
     }
     slip = name or smell(returned, slips, EXACT, right)
+    if slip is None and (close := nearly(returned, right)):
+        return Wrong(close)
     says = _SEQUENCE_SAYS[slip] if slip else "write down the factors of this text and compare them with your steps."
     return Wrong(f"{returned:.4g} came back. It is off by {abs(returned - right):.3g} nats; {says}", name)
 

@@ -255,9 +255,9 @@ def _judge_loss(case: Case, returned: Any) -> Wrong | None:
             "copy-shift": _mean(copied[:, 1:]),
         }
         name = smell(loss, smells, tolerance, right) or smell(loss, smells_more, tolerance, right)
-        if name is None and (close := nearly(loss, right)):
-            return Wrong(close)
         line = smell(loss, _slips(case, right, total), tolerance, right)
+        if not (name or line) and (close := nearly(loss, right)):
+            return Wrong(close)
         says = _LOSS_LINES[line[:-1]] if line else "take the smallest case, one pair, and do it by hand."
         if name or (not line and np.abs(case["logits"]).max() > 100):
             says = _LOSS_SAYS[name] if name else _SOFTMAX
