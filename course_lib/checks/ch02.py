@@ -1,17 +1,19 @@
 """Checks of chapter 2, the training step: bytes a parameter and the learning rate at a step.
 
-Clipping and AdamW are in `ch02_gradients`, the two reasoning exercises in `ch02_nine` and `ch02_published`.
+Clipping is in `ch02_gradients`, AdamW in `ch02_adamw`, the two reasoning exercises in `ch02_nine` and `ch02_published`.
 
 Each exercise is three pure functions: `cases(seed)`, `run(answer, case)`, which alone runs learner code, and
 `judge(case, returned)`. A judge recognises a wrong answer by working out what each named misconception would give.
 """
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from course_lib.checks.ch02_gradients import ADAMW, CLIP
+from course_lib.checks.ch02_adamw import ADAMW
+from course_lib.checks.ch02_gradients import CLIP, no_number, number
 from course_lib.checks.ch02_nine import NINE_PARTS, nine_parts_text
 from course_lib.checks.ch02_published import PUBLISHED_RUN, published_run_text
 from course_lib.checks.core import Case, Exercise, Wrong, make_check
@@ -29,65 +31,81 @@ def _recipe(name: str, weights: str, gradients: list[str], optimizer: str | None
 
 
 def bytes_cases(seed: int) -> list[Case]:
-    """SGD with momentum first, where each mistake has its own number; then plain SGD, claim 7's four, and serving."""
+    """Ordered so that each mistake first shows where no other gives its number; claim 7's four are in."""
     low = str(np.random.default_rng(seed).choice(["bf16", "fp16"]))
     return [
-        _recipe("16-bit weights and gradients, SGD with momentum", low, [low], "sgd-momentum"),
+        _recipe("16-bit weights and gradients, plain SGD", low, [low], "sgd"),
         _recipe("FP32 weights, plain SGD", "fp32", ["fp32"], "sgd"),
+        _recipe("16-bit weights and gradients, SGD with momentum", low, [low], "sgd-momentum"),
+        _recipe("FP32 weights under autocast, AdamW", "fp32", ["fp32"], "adamw"),
         _recipe("16-bit weights and gradients, AdamW", low, [low], "adamw"),
         _recipe("16-bit weights, gradients in FP32 only, AdamW", low, ["fp32"], "adamw"),
         _recipe("16-bit weights, gradients kept in 16 bits and in FP32, AdamW", low, [low, "fp32"], "adamw"),
-        _recipe("FP32 weights under autocast, AdamW", "fp32", ["fp32"], "adamw"),
         _recipe("16-bit weights that only serve", low, [], None),
     ]
 
 
 def bytes_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     recipe = case["recipe"]
-    value = answer({**recipe, "gradients": list(recipe["gradients"])})
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        return {"type": type(value).__name__}
-    return {"bytes": float(value)}
+    return number(answer({**recipe, "gradients": list(recipe["gradients"])}))
 
 
 def bytes_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Exact: bytes are whole numbers. Oracle: a list of every stored number's size, added up."""
-    if "bytes" not in returned:
-        return Wrong(f"return a number of bytes; yours is of type {returned['type']}")
-    recipe, got = case["recipe"], returned["bytes"]
-    low = recipe["weights"] != "fp32" and recipe["optimizer"] is not None
-    stored = [SIZES[recipe["weights"]]] + [SIZES[g] for g in recipe["gradients"]]
-    stored += [4] * MOMENTS[recipe["optimizer"]] + [4] * low
-    right = sum(stored)
+    if "number" not in returned:
+        return no_number(returned)
+    got, right = returned["number"], _bytes(case["recipe"])["right"]
     if got == right:
         return None
-    return _bytes_smell(recipe, got - right, got, low)
-
-
-def _bytes_smell(recipe: dict[str, Any], off: float, got: float, low: bool) -> Wrong:
-    """Case 1 holds weights, a gradient, a master copy and a moment; a later miss of 4 bytes is of something else."""
-    optimizer, gradients = recipe["optimizer"], recipe["gradients"]
-    if optimizer is not None and got == SIZES[recipe["weights"]]:
-        return Wrong("you counted the weights. What else is there when the next step begins?", "counts-weights-only")
-    if optimizer is None and off > 0:
+    if case["recipe"]["optimizer"] is None and got > right:
         message = f"{got:g} bytes for a model that never sees a gradient. What in it is there for training alone?"
         return Wrong(message, "serving-is-training")
-    if not low and off == 4:
-        message = "4 bytes too many. Which two of your entries hold the same numbers in the same format?"
-        return Wrong(message, "a-master-for-every-recipe")
-    if optimizer == "sgd-momentum" and off == -4:
-        message = "4 bytes are missing. An update may be a ten-thousandth of a weight: can 16 bits hold the sum?"
-        return Wrong(message, "forgets-the-master-copy")
-    if optimizer == "sgd-momentum" and off == -2:
-        message = "2 bytes are missing. In which format does the optimizer keep its running average?"
-        return Wrong(message, "moments-in-16-bit")
-    if len(gradients) == 2 and off == -4:
-        message = "4 bytes are missing, only here. How many entries does recipe['gradients'] have?"
-        return Wrong(message, "one-gradient-copy")
-    if optimizer == "adamw" and off == -4:
-        message = "4 bytes are missing. How many running averages does this optimizer keep, and of what?"
-        return Wrong(message, "one-moment")
+    earlier = [c["recipe"] for c in takewhile(lambda c: c["name"] != case["name"], bytes_cases(0))]
+    guesses = _bytes(case["recipe"])
+    fits = [
+        rule
+        for rule in BYTES_HINTS
+        if got == guesses[rule] and all(_bytes(recipe)[rule] == _bytes(recipe)["right"] for recipe in earlier)
+    ]
+    if len(fits) == 1:
+        rule = fits[0]
+        return Wrong(
+            BYTES_HINTS[rule].format(missing=f"{right - got:g}"), rule if rule in BYTES.misconceptions else None
+        )
     return Wrong(f"{got:g} bytes a parameter is not what this recipe holds. List what it keeps, one line each.")
+
+
+def _bytes(recipe: dict[str, Any]) -> dict[str, float]:
+    """What the right rule and each mistake give, in bytes."""
+    w, optimizer = SIZES[recipe["weights"]], recipe["optimizer"]
+    sizes = [SIZES[g] for g in recipe["gradients"]]
+    master = 4 if w < 4 and optimizer is not None else 0
+    g, m = sum(sizes), 4 * MOMENTS[optimizer]
+    return {
+        "right": w + g + m + master,
+        "counts-weights-only": w,
+        "forgets-the-master-copy": w + g + m,
+        "a-master-for-every-recipe": w + g + m + (4 if optimizer is not None else 0),
+        "moments-in-16-bit": w + g + m * w / 4 + master,
+        "no-averages": w + g + master,
+        "one-moment": w + g + min(m, 4) + master,
+        "one-gradient-copy": w + sum(sizes[:1]) + m + master,
+        "last-gradient-copy": w + sum(sizes[-1:]) + m + master,
+    }
+
+
+BYTES_HINTS = {
+    "counts-weights-only": "you counted the weights. What else is there when the next step begins?",
+    "forgets-the-master-copy": (
+        "{missing} bytes are missing. An update may be a ten-thousandth of a weight: can 16 bits hold the sum?"
+    ),
+    "a-master-for-every-recipe": "4 bytes too many. Which two of your entries hold the same numbers in one format?",
+    "moments-in-16-bit": "{missing} bytes are missing. In which format does the optimizer keep its running average?",
+    "no-averages": "{missing} bytes are missing. What does momentum remember from step to step?",
+    "one-moment": "{missing} bytes are missing. How many running averages does this optimizer keep, and of what?",
+    "one-gradient-copy": "{missing} bytes are missing. How many entries does recipe['gradients'] have?",
+    "last-gradient-copy": "{missing} bytes are missing. How many entries does recipe['gradients'] have?",
+}
 
 
 BYTES = Exercise(
@@ -132,7 +150,13 @@ def rate_cases(seed: int) -> list[Case]:
 
 def rate_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     peak, warmup, steps, floor = case["peak"], case["warmup"], case["steps"], case["floor"]
-    return {"rates": [float(answer(s, peak, warmup, steps, floor)) for s in range(steps + 3)]}
+    rates = []
+    for s in range(steps + 3):
+        found = number(answer(s, peak, warmup, steps, floor))
+        if "number" not in found:
+            return {**found, "step": s}
+        rates.append(found["number"])
+    return {"rates": rates}
 
 
 def _rates(case: Case, rule: str = "right") -> np.ndarray:
@@ -150,6 +174,10 @@ def _rates(case: Case, rule: str = "right") -> np.ndarray:
     decay = low + (peak - low) * np.cos(np.pi * progress / 2) ** 2
     if rule == "half-a-cosine":
         decay = low + (peak - low) * np.cos(np.pi * progress / 2)
+    if rule == "raw-cosine":
+        decay = floor + (peak - floor) * np.cos(np.pi * progress)
+    if rule == "straight-line":
+        decay = floor + (peak - floor) * (1 - progress)
     if rule == "adds-the-floor":
         decay = floor + peak * np.cos(np.pi * progress / 2) ** 2
     first = 0.0 if rule == "first-step-at-zero" else 1.0
@@ -172,6 +200,8 @@ RATE_HINTS = {
     "half-a-cosine": (
         "start and end are right, the middle is not. How flat is a full cosine half-wave at its two ends, and yours?"
     ),
+    "raw-cosine": "a cosine goes from 1 to -1. From where to where should `wave` go?",
+    "straight-line": "your rate falls in a straight line. Where should it fall slowly, and where fast?",
     "adds-the-floor": "your rate is above the peak after warm-up. How long is the way from the peak to the floor?",
     "runs-past-the-end": (
         "until the last step you are right; after it your rate rises again. What does a cosine do past half a period?"
@@ -181,12 +211,14 @@ RATE_HINTS = {
 
 def rate_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Within 1e-6 of the peak: a float64 formula is good to 1e-15, and no schedule cares for less than 1e-6."""
+    if "rates" not in returned:
+        return no_number(returned, _call(case, returned["step"]))
     got, right = np.array(returned["rates"]), _rates(case)
     tolerance = 1e-6 * case["peak"]
     off = np.flatnonzero(~(np.abs(got - right) <= tolerance))
     if len(off) == 0:
         return None
-    at = f"at step {off[0]} your rate is {got[off[0]]:.3g}"
+    at = f"{_call(case, int(off[0]))} gives {got[off[0]]:.5g}"
     for rule, message in RATE_HINTS.items():
         guess = _rates(case, rule)
         if np.all(np.abs(got - guess) <= tolerance):
@@ -194,7 +226,13 @@ def rate_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     where = (
         "during warm-up" if off[0] < case["warmup"] else "after warm-up" if off[0] < case["steps"] else "past the end"
     )
-    return Wrong(f"{at}, and that is not the schedule described ({where}). The steps before it are right.")
+    before = " The steps before it are right." if off[0] > 0 else ""
+    return Wrong(f"{at}, and that is not the schedule described ({where}).{before}")
+
+
+def _call(case: Case, step: int) -> str:
+    settings = ", ".join(f"{key}={case[key]:.5g}" for key in ("peak", "warmup", "steps", "floor"))
+    return f"`rate({step}, {settings})`"
 
 
 RATE = Exercise(
@@ -210,6 +248,8 @@ RATE = Exercise(
         "never-arrives": "the last step is numbered `steps`",
         "floor-is-zero": "a cosine schedule ends at zero",
         "half-a-cosine": "a quarter period of a cosine is the usual decay",
+        "raw-cosine": "a cosine goes from 1 to 0",
+        "straight-line": "a decay is a straight line",
         "adds-the-floor": "the floor is added on top of the decay from the peak",
         "runs-past-the-end": "nobody asks for a step after the last",
     },

@@ -1,12 +1,12 @@
 """Reasoning exercise 02.5: the nine lines of a step, shuffled, one of them at fault.
 
 The numbers come from the variant that the answer carries; the judge works them out again for that variant. The log is
-not made up: `NineLines` runs the very lines that it prints, on a model of two weights.
+not made up: `NineLines` runs nine lines on a model of two weights. It prints them as calls (`SHOWN`), so that the fault
+is in the log alone.
 """
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from course_lib.checks.core import Case, Exercise, Wrong, variant_rng
 from course_lib.checks.smell import plain
 
-__all__ = ["NINE_PARTS", "PARTS", "NineLines", "answer_run", "nine_parts_text", "one_case"]
+__all__ = ["NINE_PARTS", "PARTS", "NineLines", "answer_run", "nine_parts_text", "one_case", "wrong_form"]
 
 PARTS = ("batch", "input_ids", "forward", "loss", "backward", "clip", "optimizer", "scheduler", "record")
 
@@ -42,7 +42,28 @@ FAULTS = {
     "scheduler": "used = rate; rate = 0.05 * (step + 1 + len(tokens))",
     "record": "logged = dict(step=step, loss=loss * len(tokens), norm=norm, rate=used)",
 }
-MAKES = {"batch": "tokens", "input_ids": "inputs", "forward": "logits", "loss": "loss", "backward": "the gradients"}
+SHOWN = {
+    "batch": "tokens = read_rows(text, step)",
+    "input_ids": "inputs, targets = split(tokens)",
+    "forward": "logits = model(inputs)",
+    "loss": "loss = loss_per_token(logits, targets)",
+    "backward": "fill_gradients(model, loss)",
+    "clip": "norm = clip_gradients(model)",
+    "optimizer": "move_weights(model, rate)",
+    "scheduler": "used = rate; rate = rate_of(step + 1)",
+    "record": "logged = note(step, loss, norm, used)",
+}
+NEEDS = (
+    ("batch", "input_ids", "tokens"),
+    ("input_ids", "forward", "inputs"),
+    ("forward", "loss", "logits"),
+    ("loss", "backward", "loss"),
+    ("loss", "record", "loss"),
+    ("clip", "record", "norm"),
+    ("scheduler", "record", "used"),
+)
+FAULT_ORDER = ("batch", "optimizer", "loss", "scheduler", "input_ids", "clip", "record", "forward", "backward")
+"""The fault of variant 0, 1, ...: nine variants in a row have nine faults."""
 
 
 class _TwoWeights(nn.Module):
@@ -74,18 +95,25 @@ class NineLines:
 
     def __init__(self, variant: int) -> None:
         rng = variant_rng("nine-parts", variant)
-        self.fault = PARTS[int(rng.integers(len(PARTS)))]
+        self.fault = FAULT_ORDER[variant % len(FAULT_ORDER)]
         self.letters: dict[str, str] = dict(zip(PARTS, rng.permutation(list("ABCDEFGHI")).tolist(), strict=True))
-        self.last = int(rng.integers(3, 7))
-        rows = 4 * self.last + 4
-        self.text = torch.from_numpy(
-            (rng.integers(0, 8, (rows, 1)) + rng.choice([1, 1, 1, 2, 3], (rows, 8)).cumsum(1)) % 8
-        )
-        self.hidden = int(rng.integers(5, 11))
-        self.start = [round(float(x), 2) for x in rng.uniform(-0.4, 0.4, 2)]
+        self.last = 0
+        while self.last == 0 or not self._shows():
+            self.last = int(rng.integers(3, 7))
+            rows = 4 * self.last + 4
+            self.text = torch.from_numpy(
+                (rng.integers(0, 8, (rows, 1)) + rng.choice([1, 1, 1, 2, 3], (rows, 8)).cumsum(1)) % 8
+            )
+            self.hidden = int(rng.integers(5, 11))
+            self.start = [round(float(x), 2) for x in rng.uniform(-0.4, 0.4, 2)]
+
+    def _shows(self) -> bool:
+        """Whether the fault changes the number that is asked for by more than 5% and 0.01."""
+        had, want = self.run()[self.fault][0], self.run(mended=True)[self.fault][0]
+        return math.isfinite(had) and abs(had - want) > max(0.01, 0.05 * abs(want))
 
     def line(self, part: str) -> str:
-        """The source of a part as this variant has it."""
+        """The source of a part as this variant runs it."""
         return (FAULTS if part == self.fault else LINES)[part]
 
     def run(self, mended: bool = False) -> dict[str, list[float]]:
@@ -119,8 +147,8 @@ class NineLines:
         return hidden
 
     def text_of_question(self) -> str:
-        """The lines by letter, what the program is for, and what its last step left behind."""
-        by_letter = sorted((letter, self.line(part)) for part, letter in self.letters.items())
+        """The lines by letter, what the program is for, what its last step left behind, and the form of the answer."""
+        by_letter = sorted((letter, SHOWN[part]) for part, letter in self.letters.items())
         seen = self.run()
         log = sorted(
             [
@@ -140,7 +168,7 @@ class NineLines:
         )
         return "\n".join(
             [
-                "Nine lines of a training loop, shuffled. One of them is wrong.",
+                "Nine lines of a training loop, shuffled. One of them calls something that is written wrongly.",
                 "",
                 *(f"  {letter}  {line}" for letter, line in by_letter),
                 "",
@@ -152,6 +180,10 @@ class NineLines:
                 f"It ran in the right order. This is what step {self.last} left behind (sorted by name, not by time):",
                 "",
                 *(f"  {entry}" for entry in log),
+                "",
+                'order:    nine letters, first part first, such as "ABCDEFGHI"',
+                "choice:   the letter of the faulty line",
+                "evidence: one number: the first on that line's entry in the log, as it should be (three digits)",
             ]
         )
 
@@ -203,51 +235,72 @@ def answer_run(answer: Any, case: Case) -> dict[str, Any]:
     return {str(key): plain(value) for key, value in answer.items()}
 
 
+def wrong_form(returned: dict[str, Any], keys: tuple[str, ...]) -> Wrong | None:
+    """Keys that the answer lacks or has too many, and an `evidence` that is filled in and no number."""
+    expected = ("variant", *keys)
+    for key in (*returned, *expected):
+        if key not in expected or key not in returned:
+            what = "is not one of them" if key not in expected else "is missing"
+            return Wrong(f"the answer has the keys {', '.join(expected)}; `{key}` {what}", form=True)
+    value = returned["evidence"]
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        return Wrong("`evidence` is one number, without quotes", form=True)
+    return None
+
+
 def nine_parts_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Order and letter exact; the number within 1% or 0.002, since the question prints four digits."""
-    program = NineLines(returned["variant"])
-    order = [c for c in "".join(map(str, returned.get("order") or "")).upper() if c.isalnum()]
+    form = wrong_form(returned, ("order", "choice", "evidence"))
+    if form is not None:
+        return form
+    program, given = NineLines(returned["variant"]), returned["order"]
+    given = "".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given or "")
+    order = [c for c in given.upper() if c.isalnum()]
     if sorted(order) != list("ABCDEFGHI"):
-        return Wrong("`order` needs each of the letters A to I once, first part first")
+        return Wrong("`order` needs each of the letters A to I once, first part first", form=True)
+    choice = str(returned["choice"] or "").strip().upper()
+    if choice and choice not in list("ABCDEFGHI"):
+        return Wrong("`choice` is one letter, A to I", form=True)
+    right, logged = program.run(mended=True)[program.fault][0], program.run()[program.fault][0]
+    found, got = choice == program.letters[program.fault], returned["evidence"]
+    fits = got is not None and math.isclose(got, right, rel_tol=0.01, abs_tol=0.002)
     part_of = {letter: part for part, letter in program.letters.items()}
     wrong = _wrong_order([part_of[letter] for letter in order], order)
     if wrong is not None:
-        return wrong
-    choice = str(returned.get("choice") or "").strip().upper()
-    if choice != program.letters[program.fault]:
+        return Wrong(wrong.message, wrong.misconception, form=found and fits)  # two of three right cost no variant
+    if not choice:
+        return Wrong("the order is right; `choice` is still empty", form=True)
+    if not found:
         message = f"the order is right. Line {choice} does what it should: put its log line beside what went into it"
         return Wrong(message, "blames-a-sound-line")
-    got, right, logged = returned.get("evidence"), program.run(mended=True), program.run()
-    if isinstance(got, bool) or not isinstance(got, (int, float)):
-        return Wrong("order and line are right. `evidence` is a number: what should that line have left behind?")
-    want, had = right[program.fault][0], logged[program.fault][0]
-    if math.isclose(got, want, rel_tol=0.01, abs_tol=0.002):
+    if got is None:
+        return Wrong("order and line are right; `evidence` is still empty", form=True)
+    if fits:
         return None
-    if math.isclose(got, had, rel_tol=0.01, abs_tol=0.002):
-        return Wrong("order and line are right, but your number is the one the faulty line produced", "repeats-the-log")
-    return Wrong("order and line are right, the number is not. Work it out from the other lines of the log, by hand")
+    if math.isclose(got, logged, rel_tol=0.01, abs_tol=0.002):
+        message = "order and line are right, but your number is the one the faulty line produced"
+        return Wrong(message, "repeats-the-log", form=True)
+    message = "order and line are right, the number is not. Work it out from the other lines of the log, by hand"
+    return Wrong(message, form=True)
 
 
 def _wrong_order(parts: list[str], letters: list[str]) -> Wrong | None:
     at = {part: place for place, part in enumerate(parts)}
-    for earlier, later in pairwise(PARTS[:5]):
+    for earlier, later, name in NEEDS:
         if at[earlier] > at[later]:
-            message = f"line {letters[at[later]]} uses `{MAKES[earlier]}`, which no line before it has made"
+            message = f"line {letters[at[later]]} uses `{name}`, which no line before it has made"
             return Wrong(message, "uses-what-is-not-there")
     if at["clip"] < at["backward"]:
-        return Wrong("in your order something is clipped before backward has filled it", "clip-before-backward")
+        return Wrong("in your order the gradients are clipped before they are there", "clip-before-backward")
     if at["optimizer"] < at["backward"]:
         message = "in your order the weights move before this step's gradients are there: by whose gradients?"
         return Wrong(message, "steps-on-old-gradients")
     if at["clip"] > at["optimizer"]:
-        message = "in your order the spike has reached the weights before its gradients are cut"
+        message = "in your order a spike has reached the weights before its gradients are cut"
         return Wrong(message, "clip-after-the-step")
     if at["scheduler"] < at["optimizer"]:
         message = "in your order the very first update runs at a rate that the schedule has for another step"
         return Wrong(message, "scheduler-before-the-step")
-    if parts != list(PARTS):
-        message = "a checkpoint is written where the step is recorded. What would it miss in your order?"
-        return Wrong(message, "records-too-early")
     return None
 
 
@@ -263,7 +316,6 @@ NINE_PARTS = Exercise(
         "steps-on-old-gradients": "the optimizer may come before backward",
         "clip-after-the-step": "clipping protects the weights even after the update",
         "scheduler-before-the-step": "the scheduler sets the rate of the step that is about to be taken",
-        "records-too-early": "metrics and checkpoints do not depend on the scheduler",
         "blames-a-sound-line": "an odd-looking line is the faulty one",
         "repeats-the-log": "what the program printed is what it should have printed",
     },

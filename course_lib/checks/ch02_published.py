@@ -7,19 +7,19 @@ figures for dense 16-bit products. The recipe of the training state is the exerc
 import math
 from typing import Any
 
-from course_lib.checks.ch02_nine import answer_run, one_case
+from course_lib.checks.ch02_nine import answer_run, one_case, wrong_form
 from course_lib.checks.core import Case, Exercise, Wrong, variant_rng
 
 __all__ = ["PUBLISHED_RUN", "published_run", "published_run_text"]
 
 RUNS: list[tuple[str, float, float, float, float, str, float]] = [
     # model, parameters, tokens, device-hours, peak FLOP/s (dense 16-bit), device, memory of the card asked about
-    ("Llama 2 7B (arXiv 2307.09288)", 6.738e9, 2.0e12, 184_320, 312e12, "A100", 24e9),
+    ("Llama 2 7B (arXiv 2307.09288)", 6.738e9, 2.0e12, 184_320, 312e12, "A100", 12e9),
     ("LLaMA 65B (arXiv 2302.13971)", 65.2e9, 1.4e12, 1_022_362, 312e12, "A100", 80e9),
     ("Llama 2 70B (arXiv 2307.09288)", 68.98e9, 2.0e12, 1_720_320, 312e12, "A100", 80e9),
-    ("LLaMA 7B (arXiv 2302.13971)", 6.738e9, 1.0e12, 82_432, 312e12, "A100", 24e9),
+    ("LLaMA 7B (arXiv 2302.13971)", 6.738e9, 1.0e12, 82_432, 312e12, "A100", 8e9),
     ("BLOOM 176B (arXiv 2211.05100)", 176.2e9, 366e9, 1_082_990, 312e12, "A100", 80e9),
-    ("Pythia 12B (arXiv 2304.01373)", 11.85e9, 299.9e9, 72_300, 312e12, "A100", 40e9),
+    ("Pythia 12B (arXiv 2304.01373)", 11.85e9, 299.9e9, 72_300, 312e12, "A100", 24e9),
 ]
 STATES = {
     "BF16 weights and BF16 gradients": 16,
@@ -56,39 +56,34 @@ def published_run_text(variant: int) -> str:
         f"It took {run['hours']:,} device-hours, summed over all devices: {run['device']}, with a peak of\n"
         f"{run['peak'] / 1e12:.0f}e12 FLOP/s in 16 bits. Say that it was trained with AdamW,\n{run['recipe']}.\n\n"
         f"choice:   the smallest number of cards of {run['memory'] / 1e9:.0f}e9 bytes whose memory, taken together,\n"
-        "          holds the training state (weights, gradients, all that the optimizer keeps; no activations)\n"
+        "          holds the training state (weights, gradients, all that the optimizer keeps; no activations);\n"
+        "          a whole number\n"
         "evidence: the model FLOPs utilisation (MFU) of the whole run by 6ND, as a fraction between 0 and 1"
     )
 
 
 def published_run_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """The number of cards is exact; the MFU within 1%, since the question prints three to four digits."""
+    form = wrong_form(returned, ("choice", "evidence"))
+    if form is not None:
+        return form
     run = published_run(int(returned["variant"]))
-    cards, mfu = returned.get("choice"), returned.get("evidence")
-    for key, value in (("choice", cards), ("evidence", mfu)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return Wrong(f"`{key}` is a number")
-    assert cards is not None and mfu is not None
-    need = run["parameters"] / run["memory"]
+    cards, mfu = returned["choice"], returned["evidence"]
+    if cards is not None and (isinstance(cards, bool) or not isinstance(cards, (int, float))):
+        return Wrong("`choice` is one whole number, without quotes", form=True)
+    half = mfu is not None and math.isclose(mfu, run["mfu"], rel_tol=0.01)  # one of two right costs no variant
+    if cards is None:
+        return Wrong(f"`choice` is still empty{'; the MFU is right' if half else ''}", form=True)
     if cards != run["cards"]:
-        guesses = {
-            "counts-weights-only": (2, "your cards hold the weights. What else is there when a step has ended?"),
-            "forgets-the-master-copy": (
-                run["bytes"] - 4,
-                "4 bytes a parameter are missing: what does the optimizer add to?",
-            ),
-            "no-optimizer-state": (
-                run["bytes"] - 12,
-                "your cards hold weights and gradients. Who keeps the averages?",
-            ),
-        }
-        for rule, (size, message) in guesses.items():
-            if cards == math.ceil(size * need):
-                return Wrong(message, rule)
-        if cards == math.floor(run["bytes"] * need):
-            return Wrong("that many cards are filled to the brim, and a rest is left over", "rounds-down")
-        return Wrong("the number of cards is off: bytes a parameter, times parameters, over the memory of one")
-    if math.isclose(mfu, run["mfu"], rel_tol=0.01):
+        wrong = _wrong_cards(run, cards)
+        return Wrong(
+            ("the MFU is right, the cards are not: " if half else "") + wrong.message,
+            wrong.misconception,
+            wrong.form or half,
+        )
+    if mfu is None:
+        return Wrong("the cards are right; `evidence` is still empty", form=True)
+    if half:
         return None
     ratios = {
         "forward-only": (
@@ -105,8 +100,26 @@ def published_run_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     }
     for rule, (ratio, message) in ratios.items():
         if math.isclose(mfu, run["mfu"] * ratio, rel_tol=0.01):
-            return Wrong(message, rule)
-    return Wrong("the cards are right, the MFU is not. Write down FLOPs done and FLOPs possible, with units")
+            return Wrong(message, rule, form=True)
+    message = "the cards are right, the MFU is not. Write down FLOPs done and FLOPs possible, with units"
+    return Wrong(message, form=True)
+
+
+def _wrong_cards(run: dict[str, Any], cards: float) -> Wrong:
+    """In no variant do two of these numbers agree (`tests/exercises`), nor one of them with the right one."""
+    need = run["parameters"] / run["memory"]
+    if not float(cards).is_integer():
+        exact = math.isclose(cards, run["bytes"] * need, rel_tol=0.01)
+        return Wrong("cards come whole" + (": how many do you need for that much?" if exact else ""), form=True)
+    if cards == math.ceil(2 * need):
+        return Wrong("your cards hold the weights. What else is there when a step has ended?", "counts-weights-only")
+    if cards == math.ceil((run["bytes"] - 12) * need):
+        return Wrong("your cards hold weights and gradients. Who keeps the averages?", "no-optimizer-state")
+    if cards == math.floor(run["bytes"] * need):
+        return Wrong("that many cards are filled to the brim, and a rest is left over", "rounds-down")
+    if cards == math.ceil((run["bytes"] - 4) * need):
+        return Wrong("4 bytes a parameter are missing: list all that is kept, one line each")
+    return Wrong("the number of cards is off: bytes a parameter, times parameters, over the memory of one")
 
 
 PUBLISHED_RUN = Exercise(
@@ -117,7 +130,6 @@ PUBLISHED_RUN = Exercise(
     judge=published_run_judge,
     misconceptions={
         "counts-weights-only": "a model needs as much memory as its weights",
-        "forgets-the-master-copy": "with 16-bit weights there is no FP32 copy of them",
         "no-optimizer-state": "the optimizer keeps nothing",
         "rounds-down": "a rest of the state needs no card",
         "forward-only": "a training step costs one forward pass",
