@@ -311,7 +311,7 @@ def predictions_are_compared(notebook: NotebookNode) -> list[str]:
         if not any(tag.startswith("predict-") for tag in tags(cell)):
             lines.append(f"{cell.id}: a prediction without a tag predict-...")
         if not cell.metadata.get("jupyter", {}).get("source_hidden"):
-            lines.append(f"{cell.id}: a prediction whose code, with the answer in it, is not folded; run `course execute`")
+            lines.append(f"{cell.id}: a prediction whose code holds the answer and is not folded; run `course execute`")
     return lines
 
 
