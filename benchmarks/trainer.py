@@ -25,7 +25,7 @@ import torch.nn.functional as F
 import course_lib.trainer
 from course_lib.config import DataConfig, ModelOverrides, OptimConfig, TrainConfig
 from course_lib.data import BatchStream, Corpus, prepare
-from course_lib.machine import find_compiler, matmul_peak, probe, set_threads
+from course_lib.machine import compile_problem, matmul_peak, probe, set_threads
 from course_lib.model import GPT
 from course_lib.optim import lr_at, param_groups
 from course_lib.planning.formulas import mfu
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="leave out the two variants that need a compiler")
     arguments = parser.parse_args()
     machine = probe()
-    compiles = find_compiler() is not None and not arguments.no_compile
+    compiles = compile_problem() is None and not arguments.no_compile
     variants = [
         variant
         for variant in VARIANTS

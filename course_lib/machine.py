@@ -22,6 +22,7 @@ __all__ = [
     "TIME_IS_UP",
     "Machine",
     "bf16_speedup",
+    "compile_problem",
     "end_session",
     "find_compiler",
     "keep_memory",
@@ -268,6 +269,18 @@ def bf16_speedup(device: str = "cpu") -> float:
         for name in rates:
             rates[name] = max(rates[name], matmul_rate(384, name, 0.005, device))
     return rates["bf16"] / rates["fp32"]
+
+
+def compile_problem() -> str | None:
+    """Why torch.compile cannot work here, in a line that says what to do; None when nothing is known against it."""
+    if find_compiler() is None:
+        return "compile needs a C++ compiler (g++, clang++ or cl), and none was found; leave it out"
+    import torch
+
+    folder = str(Path(torch.__file__).parent)
+    if " " in folder:  # Inductor of torch 2.13 calls the compiler with its paths unquoted
+        return f"compile cannot work with a space in torch's path ({folder}); move the course, or leave it out"
+    return None
 
 
 TIME_IS_UP = "the time is up"

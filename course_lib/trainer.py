@@ -36,7 +36,7 @@ from course_lib.events import (
     Validated,
     Validation,
 )
-from course_lib.machine import find_compiler, keep_memory, pick_device, set_threads
+from course_lib.machine import compile_problem, keep_memory, pick_device, set_threads
 from course_lib.model import GPT, generate
 from course_lib.optim import clip_by_global_norm, make_optimizer, make_scheduler
 
@@ -134,8 +134,9 @@ class Trainer:
         self.scheduler = make_scheduler(self.optimizer, config.optim, config.steps)
         self.stream = BatchStream(self.corpus.train, self.context, config.batch, config.seed)
         self.random = checkpoint.RandomState(config.seed, "training", self.device)
-        if config.compile and find_compiler() is None:
-            raise ConfigError("compile needs a C++ compiler (g++, clang++ or cl), and none was found; leave it out")
+        problem = compile_problem() if config.compile else None
+        if problem:
+            raise ConfigError(problem)
         self._call: Callable[[Tensor], Tensor] = torch.compile(self.model) if config.compile else self.model
         self._global: tuple[int, np.ndarray, np.ndarray, int] | None = None
         self.parts = StepParts(

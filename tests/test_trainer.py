@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from toys import toy_config, toy_corpus
 
-from course_lib import trainer as trainer_module
 from course_lib.config import ModelConfig, ModelOverrides, OptimConfig
 from course_lib.data import IGNORE
 from course_lib.errors import ConfigError
 from course_lib.events import Event, Finished, Sampled, Saved, Started, Stepped, Validated
+from course_lib.machine import compile_problem
 from course_lib.model import GPT
 from course_lib.trainer import Batch, Trainer, training_step
 
@@ -249,13 +249,13 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused() -> None:
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "find_compiler", lambda: None)
+    monkeypatch.setattr("course_lib.machine.find_compiler", lambda: None)
     with pytest.raises(ConfigError, match="compiler"):
         toy_trainer(compile=True)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(trainer_module.find_compiler() is None, reason="no C++ compiler here")
+@pytest.mark.skipif(compile_problem() is not None, reason=str(compile_problem()))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_compiled_run_is_close_to_eager(precision: str) -> None:
     model = {"n_layers": 1}
