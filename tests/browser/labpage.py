@@ -245,7 +245,7 @@ class LabPage:
                 return True
         return False
 
-    def _until(self, true: Callable[[], bool], timeout_s: float = 3) -> bool:
+    def _until(self, true: Callable[[], bool], timeout_s: float = 15) -> bool:
         deadline = time.monotonic() + timeout_s
         while not true():
             if time.monotonic() > deadline:
