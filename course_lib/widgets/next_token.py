@@ -24,7 +24,7 @@ __all__ = ["NextToken", "next_token_explorer", "reshape"]
 
 _BARS = 12
 _MARKS = "Thin marks: the model's own distribution, at temperature 1 with every token kept."
-_TOP_K = ("all", "40", "10", "5", "2", "1")
+_TOP_K = ("all", "40", "5", "1")
 
 
 @dataclass(frozen=True)
