@@ -319,8 +319,9 @@ def test_the_next_token_explorer_draws_what_the_model_says():
     assert e.view.alt.endswith("0%") and not e.error
     e.set(prefix="a", temperature=0.1)
     assert e.view.data["top"][0] > 0.99
-    e.set(top_k="1", temperature=3.0)
-    assert e.view.data["bits"] == 0
+    cold = e.view.data["bits"]
+    e.set(temperature=3.0)
+    assert e.view.data["bits"] > cold
 
 
 def test_goals_of_the_next_token_explorer_can_be_reached_and_are_not_at_once():

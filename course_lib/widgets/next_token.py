@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from course_lib.figures.next_token import next_token_bars
-from course_lib.widgets.controls import ChoiceControl, FloatControl, TextControl
+from course_lib.widgets.controls import FloatControl, TextControl
 from course_lib.widgets.explorer import Explorer, Goal, Preset, View, explorer
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ __all__ = ["NextToken", "next_token_explorer", "reshape"]
 
 _BARS = 12
 _MARKS = "Thin marks: the model's own distribution, at temperature 1 with every token kept."
-_TOP_K = ("all", "40", "5", "1")
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def next_token_explorer(
         order = np.argsort(-next_token.p, kind="stable")[:_BARS]
         return [(tokenizer.token_text(int(i)), float(next_token.p[i])) for i in order if next_token.p[i] > 0]
 
-    def draw(prefix: str, temperature: float, top_k: str) -> View:
+    def draw(prefix: str, temperature: float, top_k: str = "all") -> View:
         now, plain = distribution(prefix, temperature, top_k), distribution(prefix, 1.0, "all")
         order = np.argsort(-now.p, kind="stable")[:_BARS]
         highest = max(float(now.p.max()), float(plain.p[order].max()))
@@ -119,7 +118,7 @@ def next_token_explorer(
             data={"top": [share for _, share in top(now)], "bits": now.bits},
         )
 
-    def still(prefix: str, temperature: float, top_k: str) -> Figure:
+    def still(prefix: str, temperature: float, top_k: str = "all") -> Figure:
         now = distribution(prefix, temperature, top_k)
         texts, shares = zip(*top(now), strict=True)
         end = prefix if len(prefix) <= 40 else "…" + prefix[-40:]
@@ -131,20 +130,18 @@ def next_token_explorer(
         )
 
     def untouched(values: Any) -> bool:
-        return bool(values["temperature"] == 1 and values["top_k"] == "all")
+        return bool(values["temperature"] == 1)
 
     return explorer(
         draw,
         [
             TextControl(name="prefix", label="prefix", default=prompt, placeholder="the start of a document"),
             FloatControl(name="temperature", label="temperature", min=0.1, max=3.0, step=0.05, default=1.0),
-            ChoiceControl(name="top_k", label="top-k", unit="tokens kept", options=_TOP_K, default="all"),
         ],
         presets=[
             *(Preset(f"“{text}”", {"prefix": text}) for text in presets),
             Preset("cold", {"temperature": 0.3}),
             Preset("hot", {"temperature": 2.0}),
-            Preset("top 5", {"top_k": "5"}),
         ],
         goals=[
             Goal(
@@ -153,12 +150,10 @@ def next_token_explorer(
             ),
             Goal(
                 "A temperature other than 1 at which the first token has half of the probability (48% to 52%)",
-                lambda values, view: (
-                    values["temperature"] != 1 and values["top_k"] == "all" and 0.48 <= view.data["top"][0] <= 0.52
-                ),
+                lambda values, view: values["temperature"] != 1 and 0.48 <= view.data["top"][0] <= 0.52,
             ),
             Goal(
-                "A temperature or top-k with which the model is as unsure as among 4 equal tokens (1.9 to 2.1 bits)",
+                "A temperature with which the model is as unsure as among 4 equal tokens (1.9 to 2.1 bits)",
                 lambda values, view: not untouched(values) and 1.9 <= view.data["bits"] <= 2.1,
             ),
         ],
