@@ -94,11 +94,13 @@ def set_threads(n: int | None = None) -> int:
 def keep_memory() -> bool:
     """Let the C library keep freed memory for the next step instead of giving it back to the system (glibc only).
 
-    A step frees and asks for the same tens of MB again; otherwise every page comes back as a page fault.
+    A step frees and asks for the same tens of MB again; otherwise every page comes back as a page fault. Tensors of
+    2 MiB and more also get huge pages, if torch has not made its first tensor yet.
     Applies to the whole process, and its size stays at its peak. Returns whether it could be set.
     """
     if platform.system() != "Linux":
         return False
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it once, at its first allocation
     try:
         libc = ctypes.CDLL("libc.so.6")
         limit = 2**30  # bytes

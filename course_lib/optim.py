@@ -56,7 +56,9 @@ def clip_by_global_norm(params: Iterable[Tensor], max_norm: float | None) -> Ten
     """
     gradients = [p.grad for p in params if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
-    if max_norm is not None and gradients:
+    if max_norm is None or not gradients:
+        return norm
+    if norm.device.type != "cpu" or not norm <= max_norm:  # a CPU's number can be looked at without waiting
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, factor)
     return norm
