@@ -133,7 +133,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
 @pytest.mark.skipif(
-    _HUGE_PAGES.is_file() and "[always]" in _HUGE_PAGES.read_text(), reason="every page is huge here: few faults to save"
+    _HUGE_PAGES.is_file() and "[always]" in _HUGE_PAGES.read_text(), reason="all pages are huge: few faults to save"
 )
 def test_kept_memory_saves_page_faults() -> None:
     code = """
