@@ -16,7 +16,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What a package of ours is called on conda-forge, where it has another name.
-CONDA = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+CONDA = {"torch": "pytorch", "matplotlib": "matplotlib-base", "ml-dtypes": "ml_dtypes"}
 
 
 def needs(*extras: str) -> list[Requirement]:
