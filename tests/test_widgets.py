@@ -322,14 +322,22 @@ def test_the_next_token_explorer_draws_what_the_model_says():
     cold = e.view.data["bits"]
     e.set(temperature=3.0)
     assert e.view.data["bits"] > cold
+    e.set(prefix="ab", temperature=1.0, top_k=1)
+    assert e.view.data["top"] == [1.0] and (f"{share:.1%}" in dict(e.view.numbers))
+    e.reset()
+    assert e.values["top_k"] == tokenizer.vocab_size and "Thin marks" not in e.view.message
 
 
 def test_goals_of_the_next_token_explorer_can_be_reached_and_are_not_at_once():
     tokenizer = BytesTokenizer()
     e = next_token_explorer(Repeats(tokenizer.vocab_size), tokenizer, "ab")
     temperature = 4 / np.log(tokenizer.vocab_size - 1)
-    e.set(temperature=temperature)
+    e.set(temperature=temperature, top_k=200)
+    assert e.reached == set()
+    e.set(temperature=temperature, top_k=tokenizer.vocab_size)
     assert e.reached == {1}
+    e.set(temperature=3.0, top_k=5)
+    assert e.reached == {1, 2}
 
 
 # ------------------------------------------------------------------------------------------------------------ hints

@@ -35,7 +35,8 @@ __all__ = [
 _CSS = resources.files("course_lib.widgets").joinpath("style.css").read_text(encoding="utf-8")
 
 
-# ipywidgets gives sliders and groups of buttons no accessible name; the style sheet's load event copies the seen one.
+# Run by the style sheet's load event. ipywidgets gives sliders and groups of buttons no accessible name: it copies the
+# seen one. And JupyterLab takes the arrow keys of a drop-down list to move between cells: it keeps them in the list.
 _NAMES = """
 const name = () => document.querySelectorAll('.course-widget .widget-label').forEach(label => {
   const text = label.innerText.trim(), box = label.parentElement;
@@ -45,6 +46,7 @@ const name = () => document.querySelectorAll('.course-widget .widget-label').for
     field.setAttribute('role', 'textbox'); field.setAttribute('aria-label', text + ', typed'); });
   box.querySelectorAll(':scope > div:has(> button, > label)').forEach(group => {
     group.setAttribute('role', 'group'); group.setAttribute('aria-label', text); });
+  box.querySelectorAll('select').forEach(list => { list.onkeydown = event => event.stopPropagation(); });
 });
 for (const wait of [50, 500, 2000]) setTimeout(name, wait);
 """

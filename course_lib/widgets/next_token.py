@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from course_lib.figures.next_token import next_token_bars
-from course_lib.widgets.controls import FloatControl, TextControl
+from course_lib.widgets.controls import FloatControl, IntControl, TextControl
 from course_lib.widgets.explorer import Explorer, Goal, Preset, View, explorer
 
 if TYPE_CHECKING:
@@ -87,19 +87,19 @@ def next_token_explorer(
             model.train(training)
         return np.asarray(out.float().cpu().numpy())
 
-    def distribution(prefix: str, temperature: float, top_k: str) -> NextToken:
-        return reshape(logits(prefix)[:everything], temperature, everything if top_k == "all" else int(top_k))
+    def distribution(prefix: str, temperature: float, top_k: int) -> NextToken:
+        return reshape(logits(prefix)[:everything], temperature, top_k)
 
     def top(next_token: NextToken) -> list[tuple[str, float]]:
         order = np.argsort(-next_token.p, kind="stable")[:_BARS]
         return [(tokenizer.token_text(int(i)), float(next_token.p[i])) for i in order if next_token.p[i] > 0]
 
-    def draw(prefix: str, temperature: float, top_k: str = "all") -> View:
-        now, plain = distribution(prefix, temperature, top_k), distribution(prefix, 1.0, "all")
+    def draw(prefix: str, temperature: float, top_k: int) -> View:
+        now, plain = distribution(prefix, temperature, top_k), distribution(prefix, 1.0, everything)
         order = np.argsort(-now.p, kind="stable")[:_BARS]
         highest = max(float(now.p.max()), float(plain.p[order].max()))
         scale = next(end for end in (0.1, 0.25, 0.5, 1.0) if highest <= end + 1e-9)
-        moved = temperature != 1 or top_k != "all"
+        moved = temperature != 1 or top_k < everything
         rows = "".join(
             _row(tokenizer.token_text(int(i)), float(now.p[i]), float(plain.p[i]) if moved else None, scale)
             for i in order
@@ -118,7 +118,7 @@ def next_token_explorer(
             data={"top": [share for _, share in top(now)], "bits": now.bits},
         )
 
-    def still(prefix: str, temperature: float, top_k: str = "all") -> Figure:
+    def still(prefix: str, temperature: float, top_k: int) -> Figure:
         now = distribution(prefix, temperature, top_k)
         texts, shares = zip(*top(now), strict=True)
         end = prefix if len(prefix) <= 40 else "…" + prefix[-40:]
@@ -130,18 +130,20 @@ def next_token_explorer(
         )
 
     def untouched(values: Any) -> bool:
-        return bool(values["temperature"] == 1)
+        return bool(values["temperature"] == 1 and values["top_k"] == everything)
 
     return explorer(
         draw,
         [
             TextControl(name="prefix", label="prefix", default=prompt, placeholder="the start of a document"),
             FloatControl(name="temperature", label="temperature", min=0.1, max=3.0, step=0.05, default=1.0),
+            IntControl(name="top_k", label="top-k", unit="tokens kept", min=1, max=everything, default=everything),
         ],
         presets=[
             *(Preset(f"“{text}”", {"prefix": text}) for text in presets),
             Preset("cold", {"temperature": 0.3}),
             Preset("hot", {"temperature": 2.0}),
+            Preset("top 5", {"top_k": 5}),
         ],
         goals=[
             Goal(
@@ -150,10 +152,12 @@ def next_token_explorer(
             ),
             Goal(
                 "A temperature other than 1 at which the first token has half of the probability (48% to 52%)",
-                lambda values, view: values["temperature"] != 1 and 0.48 <= view.data["top"][0] <= 0.52,
+                lambda values, view: (
+                    values["temperature"] != 1 and values["top_k"] == everything and 0.48 <= view.data["top"][0] <= 0.52
+                ),
             ),
             Goal(
-                "A temperature with which the model is as unsure as among 4 equal tokens (1.9 to 2.1 bits)",
+                "A temperature or top-k with which the model is as unsure as among 4 equal tokens (1.9 to 2.1 bits)",
                 lambda values, view: not untouched(values) and 1.9 <= view.data["bits"] <= 2.1,
             ),
         ],

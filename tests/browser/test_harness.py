@@ -10,16 +10,17 @@ from nbclient import NotebookClient
 SETUP = """
 from course_lib.figures.style import new_figure
 from course_lib.widgets import *
-def draw(m, kind, text, rate):
+def draw(m, kind, text, rate, size):
     fig, ax = new_figure(f"{m} {kind}", height=120)
     ax.barh([0], [m])
-    return View(fig, alt=f"{m} {kind}", numbers=[(f"{m}", "of 9")], message=f"{text} {rate:.2f}")
+    return View(fig, alt=f"{m} {kind}", numbers=[(f"{m}", "of 9")], message=f"{text} {rate:.2f} {size}")
 def controls():
     return [
         IntControl(name="m", label="micro-batches", min=1, max=9, default=3),
         ChoiceControl(name="kind", label="schedule", options=["GPipe", "1F1B"], default="GPipe"),
         TextControl(name="text", label="note", default="a", enabled=lambda v: v["kind"] == "GPipe"),
         FloatControl(name="rate", label="rate", unit="per step", min=0.01, max=1, default=0.1, log=True),
+        ChoiceControl(name="size", label="model", options=["S", "M", "L", "XL", "XXL"], default="S"),  # a list
     ]
 """
 CELLS = {
