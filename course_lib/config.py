@@ -267,6 +267,11 @@ class TrainConfig:
     """bf16 runs matrix products in BF16, weights stay FP32; auto: bf16 where a short probe says it is faster."""
     compile: bool = False
     """Compile the model with torch.compile: faster steps after about half a minute; needs a C++ compiler."""
+    activation_checkpointing: Literal["none", "all", "keep_attention", "keep_matmuls"] = "none"
+    """What a block computes again in backward instead of keeping it: nothing, all, all but its attention or its matrix
+    products. Same gradients, less memory, more time."""
+    recompute_every: int = 1
+    """With activation checkpointing: every k-th block recomputes; 1: all blocks."""
     val_every: int = 250
     """Steps between validations; 0: at the end only."""
     checkpoint_every: int = 0
@@ -299,6 +304,12 @@ class TrainConfig:
         for name in ("val_every", "checkpoint_every"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative; 0: at the end only")
         _one_of(self, "precision", ("auto", "fp32", "bf16"))
+        _one_of(self, "activation_checkpointing", ("none", "all", "keep_attention", "keep_matmuls"))
+        _positive(self, "recompute_every")
+        require(
+            self.activation_checkpointing == "none" or not self.compile,
+            f"activation_checkpointing={self.activation_checkpointing!r} does not go with compile; set compile=False",
+        )
         self.model_config(self.data.vocab_size)
 
     @property

@@ -47,8 +47,9 @@ def ledger(
 ) -> dict[str, int]:
     """Bytes by category in one training step, or in one inference pass when there is no optimizer.
 
-    inputs, targets (B, T) int64. Categories: weights, gradients, optimizer, activations (what autograd saves and is in
-    no other), logits (not saved, but alive until the loss is known), buffers, data.
+    inputs, targets (B, T) int64. Categories: weights, gradients, optimizer, activations (what is alive between forward
+    and backward and in no other: whatever autograd or a recomputed block keeps), logits (not saved, but alive until the
+    loss is known), buffers, data. What a recomputed block makes again lives and dies in backward: `Peak` sees it.
     A real step is taken, at learning rate 0: weights are the same after it, gradients and a state that was not there
     before are dropped again. Kernels' short-lived buffers are in none of these; `Peak` sees them.
     """
@@ -67,19 +68,15 @@ def ledger(
             out["logits"] = storage_bytes([model(inputs)], known)
         return out
 
-    saved: list[Tensor] = []  # held until the count is done, so that no address is used twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    resident = [*model.parameters(), *model.buffers(), inputs, targets]
+    with Peak([*resident, *(p.grad for p in model.parameters() if p.grad is not None)]) as memory:
+        before = memory.live
         with autocast():
             logits = model(inputs)
         value = loss(logits, targets)
-    out["activations"] = storage_bytes(saved, known)
+        alive = memory.live - before
     out["logits"] = storage_bytes([logits], known)
-    saved.clear()
+    out["activations"] = alive - out["logits"] - storage_bytes([value], known)
     value.backward()
     out["gradients"] = storage_bytes(p.grad for p in model.parameters() if p.grad is not None)
     fresh = not optimizer.state
@@ -100,7 +97,8 @@ def ledger(
 
 
 class Peak(TorchDispatchMode):
-    """Inside the block, follows every tensor that is made: `live` bytes now, `peak` bytes at the worst moment.
+    """Inside the block, follows every tensor that is made: `live` bytes now, `peak` bytes at the worst moment, and
+    `trace`, the live bytes after each operator.
 
     `resident` tensors (the weights, say) count from the start. Slow, Python sees each operator: for one step.
     """
@@ -109,6 +107,7 @@ class Peak(TorchDispatchMode):
         super().__init__()
         self.live = 0
         self.peak = 0
+        self.trace: list[int] = []
         self._alive: set[int] = set()
         for tensor in resident:
             self._follow(tensor)
@@ -133,4 +132,5 @@ class Peak(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._follow(leaf)
+        self.trace.append(self.live)
         return result

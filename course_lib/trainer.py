@@ -39,6 +39,7 @@ from course_lib.events import (
 from course_lib.machine import compile_problem, keep_memory, pick_device, set_threads
 from course_lib.model import GPT, generate
 from course_lib.optim import clip_by_global_norm, make_optimizer, make_scheduler
+from course_lib.recompute import recompute_blocks
 
 __all__ = ["Batch", "StepParts", "Trainer", "saved_config", "training_step"]
 
@@ -120,6 +121,8 @@ class Trainer:
         tokenizer = self.corpus.tokenizer
         shape = config.model_config(tokenizer.vocab_size)
         self.model = (GPT(shape, config.seed) if model is None else model).to(self.device)
+        if config.activation_checkpointing != "none":
+            recompute_blocks(self.model, config.activation_checkpointing, config.recompute_every)
         own = getattr(self.model, "config", None)
         own = own if isinstance(own, ModelConfig) else None
         require(

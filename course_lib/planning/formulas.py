@@ -13,12 +13,15 @@ __all__ = [
     "Recipe",
     "activation_bytes",
     "adamw_state_bytes",
+    "best_segment",
     "bytes_per_parameter",
     "effective_batch",
     "matmul_flops",
     "mfu",
     "model_params",
     "predicted_ledger",
+    "recomputed_flops",
+    "segmented_bytes",
     "train_flops",
 ]
 
@@ -115,12 +118,17 @@ def model_params(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def activation_bytes(config: ModelConfig, batch: int, context: int, precision: str = "fp32") -> int:
+def activation_bytes(
+    config: ModelConfig, batch: int, context: int, precision: str = "fp32", recompute: str = "none", every: int = 1
+) -> int:
     """Bytes that the GPT's forward pass and cross entropy keep for backward, over (batch, context) tokens.
 
     Counted from what torch's CPU kernels save: a kernel that recomputes more keeps less. "bf16" is autocast, which also
-    keeps its 16-bit copies of the matrices.
+    keeps its 16-bit copies of the matrices. `recompute` and `every` are `course_lib.recompute`'s; a recomputed block
+    keeps its input, and what it is told to. Left out: the copy that is being computed again, which comes back one block
+    at a time (`segmented_bytes` adds it), and 5 KB of random state a block.
     """
+    short = config.n_layers // every if recompute != "none" else 0  # blocks that recompute
     d, ff, heads, kv = config.d_model, config.ff, config.n_heads, config.kv_heads
     head_dim, layers, vocab = config.head_dim, config.n_layers, config.vocab_size
     norm = 4 * (2 * d + 1)  # the stream, its normalised form, one reciprocal a token
@@ -130,15 +138,67 @@ def activation_bytes(config: ModelConfig, batch: int, context: int, precision: s
     if precision == "fp32":
         qkv = 4 * (heads + 2 * kv) * head_dim  # values are a view of it, so that all of it stays
         block = 2 * norm + 4 * d + qkv + rotated + attended + 4 * d + 4 * 4 * ff + masks * 2 * 4 * d
-        return batch * context * (layers * block + masks * 4 * d + norm + 4 * d + 4 * vocab)
+        kept = 4 * d + _kept_by_choice(config, recompute, 4)
+        return batch * context * ((layers - short) * block + short * kept + masks * 4 * d + norm + 4 * d + 4 * vocab)
     values = 4 * kv * head_dim
     block = 2 * norm + 2 * d + rotated + values + attended + 2 * d + 2 * d + 2 * 4 * ff + masks * 2 * 2 * d
-    matrices = layers * (d * (heads + 2 * kv) * head_dim + d * d + 3 * d * ff) + vocab * d
-    return batch * context * (layers * block + masks * 4 * d + norm + 2 * d + 4 * vocab) + 2 * matrices
+    kept = 4 * d + _kept_by_choice(config, recompute, 2)
+    matrices = (layers - short) * (d * (heads + 2 * kv) * head_dim + d * d + 3 * d * ff) + vocab * d
+    rest = masks * 4 * d + norm + 2 * d + 4 * vocab
+    return batch * context * ((layers - short) * block + short * kept + rest) + 2 * matrices
+
+
+def _kept_by_choice(config: ModelConfig, recompute: str, width: int) -> int:
+    """Bytes a token that a recomputed block keeps besides its input; `width`: bytes of a matrix product's number."""
+    d, heads = config.d_model, config.n_heads
+    if recompute == "keep_attention":
+        return 4 * (d + heads)  # as FP32, on a CPU also under autocast
+    if recompute == "keep_matmuls":
+        return width * ((heads + 2 * config.kv_heads) * config.head_dim + d + 2 * config.ff + d)
+    return 0
+
+
+def recomputed_flops(config: ModelConfig, batch: int, context: int, recompute: str = "all", every: int = 1) -> int:
+    """FLOPs of the matrix products that one backward pass computes a second time, exactly.
+
+    PyTorch stops a recomputation when it has all that backward needs: of a block without dropout the last product, back
+    to the residual stream, is not repeated.
+    """
+    if recompute == "none":
+        return 0
+    tokens, d = batch * context, config.d_model
+    down = d * config.ff
+    products = d * (config.n_heads + 2 * config.kv_heads) * config.head_dim + d * d + 3 * down
+    if not config.dropout:
+        products -= down
+    attention = 2 * 2 * batch * config.n_heads * context * context * config.head_dim
+    linear = 0 if recompute == "keep_matmuls" else 2 * tokens * products
+    return (config.n_layers // every) * (linear + (0 if recompute == "keep_attention" else attention))
+
+
+def segmented_bytes(layers: int, size: int, inside: float, edge: float) -> float:
+    """Bytes at the worst moment when `layers` equal layers are cut into segments of `size` that recompute.
+
+    inside: bytes that one layer keeps for backward; edge: bytes of its input. Every segment keeps its input, the one that
+    backward is in all of its layers: ceil(layers / size) edges, `size` insides (Chen et al. 2016, section 4). The compute
+    is one more forward, whatever the size.
+    """
+    return -(-layers // size) * edge + min(size, layers) * inside
+
+
+def best_segment(layers: int, inside: float, edge: float) -> int:
+    """Segment size with the fewest `segmented_bytes`; near sqrt(layers x edge / inside)."""
+    return min(range(1, layers + 1), key=lambda size: segmented_bytes(layers, size, inside, edge))
 
 
 def predicted_ledger(
-    config: ModelConfig, batch: int, context: int, optimizer: str | None = "adamw", precision: str = "fp32"
+    config: ModelConfig,
+    batch: int,
+    context: int,
+    optimizer: str | None = "adamw",
+    precision: str = "fp32",
+    recompute: str = "none",
+    every: int = 1,
 ) -> dict[str, int]:
     """Bytes by category, as `course_lib.memory.ledger` measures them: optimizer "adamw", "sgd" or None (inference).
 
@@ -152,7 +212,7 @@ def predicted_ledger(
         "weights": 4 * n,
         "gradients": 4 * n if training else 0,
         "optimizer": adamw_state_bytes(n) if optimizer == "adamw" else 0,
-        "activations": activation_bytes(config, batch, context, precision) if training else 0,
+        "activations": activation_bytes(config, batch, context, precision, recompute, every) if training else 0,
         "logits": batch * context * config.vocab_size * (4 if precision == "fp32" else 2),
         "buffers": 2 * 4 * config.context * config.head_dim,
         "data": 2 * 8 * batch * context,
