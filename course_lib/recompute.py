@@ -43,7 +43,9 @@ class Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():  # no backward will come
             return self.forward(*args, **kwargs)
-        selective = {"context_fn": partial(create_selective_checkpoint_contexts, self.kept)} if self.kept else {}
+        selective: dict[str, Any] = (
+            {"context_fn": partial(create_selective_checkpoint_contexts, self.kept)} if self.kept else {}
+        )
         return checkpoint(
             self.forward, *args, use_reentrant=False, preserve_rng_state=self.restore_rng, **selective, **kwargs
         )

@@ -179,9 +179,9 @@ def recomputed_flops(config: ModelConfig, batch: int, context: int, recompute: s
 def segmented_bytes(layers: int, size: int, inside: float, edge: float) -> float:
     """Bytes at the worst moment when `layers` equal layers are cut into segments of `size` that recompute.
 
-    inside: bytes that one layer keeps for backward; edge: bytes of its input. Every segment keeps its input, the one that
-    backward is in all of its layers: ceil(layers / size) edges, `size` insides (Chen et al. 2016, section 4). The compute
-    is one more forward, whatever the size.
+    inside: bytes that one layer keeps for backward; edge: bytes of its input. Every segment keeps its input, the one
+    that backward is in all of its layers: ceil(layers / size) edges, `size` insides (Chen et al. 2016, section 4).
+    The compute is one more forward, whatever the size.
     """
     return -(-layers // size) * edge + min(size, layers) * inside
 
