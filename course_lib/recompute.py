@@ -7,7 +7,7 @@ al. 2022 (arXiv 2205.05198).
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from course_lib.errors import ConfigError
 
 __all__ = ["Recomputed", "kept_operators", "recompute_blocks", "recomputed_blocks"]
+
+Model = TypeVar("Model", bound=nn.Module)
 
 ATTENTION = (
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -52,8 +54,8 @@ class Recomputed:
 
 
 def recompute_blocks(
-    model: nn.Module, mode: str = "all", every: int = 1, *, only: Sequence[int] | None = None, restore_rng: bool = True
-) -> nn.Module:
+    model: Model, mode: str = "all", every: int = 1, *, only: Sequence[int] | None = None, restore_rng: bool = True
+) -> Model:
     """Make blocks of `model.blocks` recompute, in place; returns the model. What was set before is undone.
 
     mode "none", "all" (a block keeps its input alone), "keep_attention" or "keep_matmuls" (the results of these too).
