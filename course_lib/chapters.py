@@ -10,7 +10,7 @@ from course_lib.machine import material_dir
 
 __all__ = ["REFERENCE_TOKENS_PER_SECOND", "Chapter", "chapters", "read_chapter"]
 
-REFERENCE_TOKENS_PER_SECOND = 20_000
+REFERENCE_TOKENS_PER_SECOND = 17_000
 """Speed of chapter 0's run (preset `mini`, 12 sequences of 64 tokens) on two cores, where the chapters were timed."""
 
 

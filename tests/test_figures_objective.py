@@ -34,7 +34,11 @@ def test_titles_carry_the_numbers_of_the_run() -> None:
     assert "2.00 nats" in title_of(objective.memorised(kinds, {kind: 5.0 for kind in kinds}, kinds))
     curves = {kind: [5.0, value] for kind, value in kinds.items()}
     figure = objective.floor_curves([1, 400], curves, kinds, {"grammar": 20, "fact": 310, "noise": 25})
-    assert "facts reach theirs last, at step 310" in title_of(figure)
+    assert title_of(figure) == "Facts come within 0.2 nats of the floor last, at step 310"
+    assert "fact: 0.40, floor 0.40" in [text.get_text() for text in figure.axes[0].texts]
+    never = objective.floor_curves([1, 400], curves, kinds, {"grammar": 20, "fact": 310, "noise": float("inf")})
+    assert title_of(never) == "Noise comes within 0.2 nats of the floor at no step"
+    assert "never" in [text.get_text() for text in never.texts]
 
 
 @pytest.mark.parametrize("variant", [0, 1])

@@ -10,7 +10,7 @@ import torch
 from nbclient import NotebookClient
 
 from course_lib.checks import core
-from course_lib.events import Finished, Started, Stepped, StepRecord, TrainResult
+from course_lib.events import Finished, Started, Stepped, StepRecord, TrainResult, Validated, Validation
 from course_lib.figures.style import new_figure
 from course_lib.tokenizer import BytesTokenizer
 from course_lib.widgets import (
@@ -446,6 +446,16 @@ def test_outside_a_notebook_a_run_is_a_bar_and_a_line(capsys):
     out, err = capsys.readouterr()
     assert out.count("\n") == 1 and "from 3.00 to 2.50 nats a token" in out and "1.50 bits a byte" in out
     assert "2/2" in err
+
+
+def test_a_watched_run_can_keep_bits_a_byte_to_itself(capsys):
+    w = watch("A run", per_byte=False)
+    w(Started(0, 1, 10, "cpu", "fp32"))
+    w(Stepped(StepRecord(0, 3.0, 1.0, 1e-3, 8, 0.01)))
+    w(Validated(1, Validation(2.9, 1.5, 8)))
+    w(Finished(TrainResult(1, 3.0, 1.5, 800.0, 0.02, 10)))
+    out, err = capsys.readouterr()
+    assert "2.90 nats a token, validation" in out and "bits" not in out + err and "1.50" not in out
 
 
 def test_a_saved_widget_keeps_its_static_face_only():

@@ -89,6 +89,7 @@ def recipe_bytes(
     ax.tick_params(axis="y", labelsize=9.5, labelcolor=COLORS["ink"])
     ax.set_ylim(len(recipes) - 0.5, -0.5)
     ax.set_xlim(0, longest * 1.08)
+    ax.set_xticks(range(0, int(longest) + 1, 4))
     ax.grid(False)
     ax.set_xlabel("bytes a parameter")
     names = list(dict.fromkeys(name for sizes in recipes.values() for name in sizes))

@@ -68,14 +68,14 @@ def chapter_times(chapters: Sequence[tuple[str, float, float]]) -> Figure:
     yours = sum(minutes for _, minutes, _ in chapters)
     machine = sum(seconds for _, _, seconds in chapters)
     fig, ax = new_figure(
-        f"You will need about {yours / 60:.1f} hours; this machine about {_duration(machine)}",
-        "Minutes to read and think (bars), and the seconds for which the machine computes, from this run's speed.",
+        f"Plan about {yours / 60:.1f} hours; this machine computes for {_duration(machine)} of them",
+        "A bar is your time with a chapter, exercises not counted. Beside it: how long the machine computes in it.",
         height=34 * len(chapters) + 20,
     )
     for row, (_, minutes, seconds) in enumerate(chapters):
         ax.barh(row, minutes, height=0.62, color=tint(COLORS["forward"], 0.55))
         ax.annotate(
-            f"{minutes:.0f} min, machine {_duration(seconds)}",
+            f"{minutes:.0f} min, the machine {_duration(seconds)}",
             (minutes, row),
             xytext=(7, 0),
             textcoords="offset points",
@@ -87,7 +87,7 @@ def chapter_times(chapters: Sequence[tuple[str, float, float]]) -> Figure:
     ax.set_yticks(range(len(chapters)), [name for name, _, _ in chapters])
     ax.tick_params(axis="y", labelsize=9.5, labelcolor=COLORS["ink"])
     ax.set_ylim(len(chapters) - 0.5, -0.5)
-    ax.set_xlim(0, 1.35 * max(minutes for _, minutes, _ in chapters))
+    ax.set_xlim(0, 1.4 * max(minutes for _, minutes, _ in chapters))
     ax.set_xticks([])
     ax.grid(False)
     return fig
@@ -105,9 +105,9 @@ def drift(runs: Mapping[str, Sequence[float]], on_paper: str, other: str) -> Fig
     """
     bottom = 1e-8
     small, large = float(np.max(runs[on_paper][-20:])), float(np.median(runs[other][-20:]))
-    apart = f"up to {_power(small)} nats apart" if small > 0 else "and in every bit of the loss"
+    apart = f": {_small(small)} of a nat apart" if small > 0 else ", and in every bit of the loss"
     fig, ax = new_figure(
-        f"Equal on paper, {apart}; {other}, {_power(large)}",
+        f"Equal on paper{apart}; {other}: {large:.1g}",
         "Distance of each run's loss from the first run's, at every step (nats a token).",
         height=270,
     )
@@ -120,17 +120,21 @@ def drift(runs: Mapping[str, Sequence[float]], on_paper: str, other: str) -> Fig
     ax.set_yscale("log")
     ax.set_ylim(bottom / 2, 2)
     ticks = [bottom, 1e-6, 1e-4, 1e-2, 1]
-    ax.set_yticks(ticks, ["exactly 0", "0.000001", "0.0001", "0.01", "1"])
+    ax.set_yticks(ticks, ["exactly 0", "1 millionth", "0.0001", "0.01", "1"])
     ax.minorticks_off()
     ax.set_xlabel("step")
     end_labels(ax, lines)
     return fig
 
 
-def _power(value: float) -> str:
-    """One significant digit, written out: 0.00002."""
+def _small(value: float) -> str:
+    """One significant digit, in words where zeros would be counted: "2 millionths"; above a thousandth, digits."""
     rounded = float(f"{value:.0e}")
-    return f"{rounded:.{max(0, -int(np.floor(np.log10(rounded))))}f}" if rounded else "0"
+    if rounded >= 1e-3:
+        return f"{rounded:g}"
+    unit, name = (1e-6, "millionth") if rounded >= 1e-6 else (1e-9, "billionth")
+    count = round(rounded / unit)
+    return f"{count} {name}{'s' if count != 1 else ''}"
 
 
 def below_the_floor(curves: Mapping[str, Sequence[float]], floor: float, row: Sequence[tuple[str, str]]) -> Figure:
@@ -141,7 +145,7 @@ def below_the_floor(curves: Mapping[str, Sequence[float]], floor: float, row: Se
     names = list(curves)
     last = float(np.mean(curves[names[-1]][-50:]))
     fig, ax = new_figure(
-        f"Where {names[-1]}, the loss ends {floor - last:.2f} nats below the floor: impossible"
+        f"Where {names[-1]}, the loss ends {floor - last:.2f} nats below the floor"
         if last < floor
         else f"Where {names[-1]}, the loss ends at the floor",
         "Training loss on random letters, none of them used twice. The floor is their entropy.",
@@ -151,8 +155,9 @@ def below_the_floor(curves: Mapping[str, Sequence[float]], floor: float, row: Se
     low, high = min(everything.min(), floor), max(everything.max(), floor)
     pad = 0.12 * (high - low)
     ax.axhspan(low - pad, floor, color=tint(COLORS["communication"], 0.10), linewidth=0)
-    ax.axhline(floor, color=COLORS["ink"], linewidth=1.2)
-    lines = []
+    end = max(len(values) for values in curves.values()) - 1
+    (line,) = ax.plot([0, end], [floor, floor], color=COLORS["ink"], linewidth=1.2)
+    lines = [(line, f"floor, {floor:.4f}")]
     for name, color in zip(names, ("forward", "communication"), strict=True):
         steps = np.arange(len(curves[name]))
         ax.plot(steps, curves[name], color=tint(COLORS[color], 0.35), linewidth=0.8)
@@ -162,7 +167,7 @@ def below_the_floor(curves: Mapping[str, Sequence[float]], floor: float, row: Se
     ax.text(
         0.02,
         0.06,
-        f"below {floor:.4f}: impossible for whoever sees only the past",
+        "below the floor: impossible for whoever sees only the past",
         transform=ax.transAxes,
         size=9.5,
         color=ink(COLORS["communication"], tint(COLORS["communication"], 0.10)),

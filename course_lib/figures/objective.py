@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 KINDS = (("grammar", "blue"), ("fact", "green"), ("noise", "vermilion"))
+_COME = {"grammar": "Grammar comes", "fact": "Facts come", "noise": "Noise comes"}
 
 
 def continuation_tree(levels: Sequence[np.ndarray], letters: str, start: str) -> Figure:
@@ -137,16 +138,21 @@ def many_means(rows: Sequence[tuple[str, str, float]], right: int) -> Figure:
     places = [-float(i) for i in range(len(rows))]
     colors = [COLORS["blue"] if i == right else COLORS["rule"] for i in range(len(rows))]
     ax.barh(places, values, height=0.62, color=colors)
+    columns = (1.13 * max(values), 1.27 * max(values))  # right ends of the two columns beside the bars
+    for end, head in zip(columns, ("nats", "to blue"), strict=True):
+        ax.text(end, 0.58, head, size=8.5, ha="right", va="center", color=COLORS["muted"])
     for place, (_, how, value), color in zip(places, rows, colors, strict=True):
-        ax.text(1.06 * max(values), place, f"{value:.2f}", size=10.5, weight="bold", va="center", color=COLORS["ink"])
+        ax.text(columns[0], place, f"{value:.2f}", size=10.5, weight="bold", ha="right", va="center")
         if value != values[right]:
             change = f"{value / values[right] - 1:+.0%}"
-            ax.text(1.17 * max(values), place, change, size=9.5, va="center", color=COLORS["muted"])
+            ax.text(columns[1], place, change, size=9.5, ha="right", va="center", color=COLORS["muted"])
         ax.text(0.06, place, how, size=8.5, va="center", color=text_on(color))
-    ax.axvline(values[right], color=ink(COLORS["blue"]), linewidth=1.0, linestyle=(0, (4, 2)))
+    ends = [0.4, places[-1] - 0.4]
+    ax.plot([values[right]] * 2, ends, color=ink(COLORS["blue"]), linewidth=1.0, linestyle=(0, (4, 2)))
     ax.set_yticks(places, [name for name, _, _ in rows])
     ax.tick_params(axis="y", labelcolor=COLORS["ink"])
-    ax.set(xlabel="loss, nats", xlim=(0, max(values) * 1.26))
+    ax.set(xlabel="loss, nats", xlim=(0, max(values) * 1.28), ylim=(places[-1] - 0.5, 0.85))
+    ax.set_xticks(range(math.floor(max(values)) + 1))  # no grid line in the columns of numbers
     style_axes(ax, grid="x")
     return fig
 
@@ -189,12 +195,16 @@ def floor_curves(
     steps: Sequence[int],
     curves: Mapping[str, Sequence[float]],
     floors: Mapping[str, float],
-    reached: Mapping[str, int],
+    reached: Mapping[str, float],
 ) -> Figure:
-    """Loss by step (logarithmic) for each kind of token, and the floor under it; `reached`: the step near the floor."""
+    """Loss by step (logarithmic) for each kind of token, and the floor under it, as a pale band.
+
+    `reached`: the first measured step at which a kind is within 0.2 nats of its floor; infinity: it never is.
+    """
     last = max(reached, key=lambda kind: reached[kind])
+    when = f"last, at step {reached[last]:.0f}" if math.isfinite(reached[last]) else "at no step"
     fig, ax = new_figure(
-        f"Each kind stops at its own floor; {last}s reach theirs last, at step {reached[last]}",
+        f"{_COME[last]} within 0.2 nats of the floor {when}",
         "Loss on fresh sentences, one curve a kind of token. The model is never told that there are kinds.",
         height=300,
     )
@@ -202,17 +212,17 @@ def floor_curves(
     for index, (kind, color) in enumerate(KINDS):
         shade = COLORS[color]
         style = {**series(index), "color": shade}
-        lines.append((ax.plot(steps, curves[kind], **style)[0], f"{kind}: {curves[kind][-1]:.2f}"))
+        name = f"{kind}: {curves[kind][-1]:.2f}, floor {floors[kind]:.2f}"
+        lines.append((ax.plot(steps, curves[kind], **style)[0], name))
         ax.axhline(floors[kind], color=shade, linewidth=6, alpha=0.22, zorder=1)
-        name = f"floor of {kind} {floors[kind]:.3f}"
-        ax.text(steps[0], floors[kind] + 0.09, name, size=8.5, color=ink(shade), va="bottom")
     end_labels(ax, lines)
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xticks([step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if steps[0] <= step <= steps[-1]])
     ax.set(xlabel="optimizer steps (logarithmic)", ylabel="nats per token of the kind", ylim=(0, None))
-    numbers(fig, [(f"step {reached[kind]}", f"{kind} within 0.2 nats of its floor") for kind, _ in KINDS])
+    first = {kind: f"step {step:.0f}" if math.isfinite(step) else "never" for kind, step in reached.items()}
+    numbers(fig, [(first[kind], f"{kind} within 0.2 nats of its floor") for kind, _ in KINDS])
     return fig
 
 

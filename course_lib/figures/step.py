@@ -127,21 +127,20 @@ def clip_orders(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """Length of the gradient with which the optimizer works, a bar an order (log scale); the limit is a line."""
+    """Length of the gradient with which the optimizer works, a dot an order (log scale); the limit is a line."""
     fig, ax = new_figure(title, subtitle, height=60 + 42 * len(lengths))
     low = min(*lengths.values(), limit) / 6
     ax.set_xscale("log")
     for place, length in enumerate(lengths.values()):
         color = COLORS["green"] if place == 0 else COLORS["vermilion"]
-        ax.barh(place, length - low, left=low, height=0.58, color=color)
-        ax.annotate(f"{length:.2g}", (length, place), xytext=(6, 0), textcoords="offset points", va="center", size=9.5)
+        ax.plot(length, place, "o", color=color, markersize=10)
+        ax.annotate(f"{length:.2g}", (length, place), xytext=(9, 0), textcoords="offset points", va="center", size=9.5)
     ax.axvline(limit, color=COLORS["ink"], linewidth=1.2)
     ax.annotate(f"limit {limit:g}", (limit, -0.55), xytext=(0, 4), textcoords="offset points", ha="center", size=9.5)
     ax.set_yticks(range(len(lengths)), list(lengths))
     ax.tick_params(axis="y", labelsize=9.5, labelcolor=COLORS["ink"])
     ax.set_ylim(len(lengths) - 0.5, -0.6)
     ax.set_xlim(low, max(*lengths.values(), limit) * 6)
-    ax.grid(False)
     ax.set_xlabel("norm of the gradient that the optimizer is given")
     if row:
         numbers(fig, row)
@@ -155,17 +154,26 @@ def schedule_and_moves(
     title: str,
     subtitle: str | None = None,
 ) -> Figure:
-    """Left: the rate of each step (name -> rates). Right: a dot a weight, |gradient| against |move| in learning rates.
+    """Left: the rate of each step, named at its peak. Right: a dot a weight, |gradient| against |move| in rates.
 
+    rates: {what stands at the peak: rates}, from the earliest peak to the last, whose name may be long.
     moves: {update: (|gradients| (n,), |moves| (n,))}; weights without any gradient have no place on the log axis.
     """
     fig, (left, right) = new_panels(title, subtitle, height=270, cols=2, width_ratios=[1, 1.25])
-    lines = []
     for index, (name, values) in enumerate(rates.items()):
         (line,) = left.plot(np.arange(len(values)), np.asarray(values) * 1e3, **series(index))
-        lines.append((line, name))
-    left.set_ylim(bottom=0)
-    end_labels(left, lines)
+        peak = int(np.argmax(values))
+        left.annotate(
+            name,
+            (peak, 1e3 * values[peak]),
+            xytext=(0, 9) if len(name) < 5 else (-5, 9),
+            textcoords="offset points",
+            ha="center" if len(name) < 5 else "left",
+            va="center",
+            size=9.5,
+            color=ink(str(line.get_color())),
+        )
+    left.set_ylim(0, 1.12e3 * max(max(values) for values in rates.values()))
     panel_title(left, "learning rate, in thousandths")
     left.set_xlabel("step")
     right.set_xscale("log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import sys
 import time
 from typing import Any
@@ -24,13 +25,14 @@ _EVERY = 0.25  # seconds between two drawings
 class Watch:
     """What `watch` returns: hand it to a Trainer as `on_event`. It may watch one run after another."""
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, title: str, per_byte: bool = True) -> None:
+        self.title, self.per_byte = title, per_byte
         self._clear()
 
     def _clear(self) -> None:
         self.steps: list[int] = []
-        self.losses: list[float] = []
+        self.losses: list[float] = []  # finite ones: a skipped FP16 step may have none
+        self._done = self._skipped = 0
         self.validations: list[tuple[int, float]] = []
         self._bits: float | None = None
         self._first = self._last = 0
@@ -45,18 +47,23 @@ class Watch:
         if isinstance(event, Started):
             self._clear()
             self._first, self._last = event.step, event.steps
+            self._done = event.step
             self._open()
         elif isinstance(event, Stepped):
             record = event.record
-            self.steps.append(record.step)
-            self.losses.append(record.loss)
+            self._done = record.step + 1
+            self._skipped += record.skipped
+            if math.isfinite(record.loss):
+                self.steps.append(record.step)
+                self.losses.append(record.loss)
             self._tokens += record.tokens
             self._seconds += record.seconds
             if time.monotonic() - self._drawn > _EVERY:
                 self._draw()
         elif isinstance(event, Validated):
-            self.validations.append((event.step, event.validation.nats_per_token))
-            self._bits = event.validation.bits_per_byte
+            if math.isfinite(event.validation.nats_per_token):
+                self.validations.append((event.step, event.validation.nats_per_token))
+            self._bits = event.validation.bits_per_byte if self.per_byte else None
             self._draw()
         elif isinstance(event, Finished):
             self._close(event.result)
@@ -87,30 +94,30 @@ class Watch:
         return float(np.mean(self.losses[-20:]))
 
     def _numbers(self) -> list[tuple[str, str]]:
-        done = (self.steps[-1] + 1) if self.steps else self._first
-        row = [(f"{done:,} of {self._last:,}", "steps")]
+        row = [(f"{self._done:,} of {self._last:,}", "steps")]
         if self.losses:
             row.append((f"{self._recent():.2f}", "training loss, nats a token"))
         if self._bits is not None:
             row.append((f"{self._bits:.2f}", "validation, bits a byte"))
         if self._seconds > 0:
             row.append((f"{self._tokens / self._seconds:,.0f}", "tokens a second"))
-            left = (self._last - done) * self._seconds / max(len(self.steps), 1)
+            left = (self._last - self._done) * self._seconds / max(self._done - self._first, 1)
             row.append((f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min", "left"))
+        if self._skipped:
+            row.append((f"{self._skipped:,}", "steps skipped"))
         return row
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         if self._bar is not None:
-            done = (self.steps[-1] + 1) if self.steps else self._first
             bits = {} if self._bits is None else {"bits/byte": f"{self._bits:.3f}"}
             loss = {"loss": f"{self.losses[-1]:.3f}"} if self.losses else {}
             self._bar.set_postfix({**loss, **bits}, refresh=False)
-            self._bar.update(done - self._bar.n)
+            self._bar.update(self._done - self._bar.n)
             return
         if not in_notebook():
             return
-        share = len(self.steps) / max(self._last - self._first, 1)
+        share = (self._done - self._first) / max(self._last - self._first, 1)
         progress = (
             '<div role="progressbar" aria-label="training" aria-valuemin="0" aria-valuemax="100" '
             f'aria-valuenow="{100 * share:.0f}" style="height: 6px; border-radius: 3px; margin: 6px 0; '
@@ -170,8 +177,12 @@ class Watch:
             (f"{result.seconds:.0f} s", "in training steps"),
         ]
         row.append((f"{result.parameters / 1e6:.2f} M", "parameters"))
-        if result.val_bits_per_byte is not None:
+        if self.per_byte and result.val_bits_per_byte is not None:
             row.insert(0, (f"{result.val_bits_per_byte:.2f}", "bits a byte, validation"))
+        elif self.validations:
+            row.insert(0, (f"{self.validations[-1][1]:.2f}", "nats a token, validation"))
+        if result.skipped:
+            row.append((f"{result.skipped:,}", "steps skipped"))
         if not self.losses:
             return
         headline = f"{self.title}: from {self.losses[0]:.2f} to {self._recent():.2f} nats a token"
@@ -180,9 +191,8 @@ class Watch:
         if not in_notebook():
             print(f"{headline}. " + "; ".join(f"{value} {label}" for value, label in row))
             return
-        subtitle = (
-            f"{len(self.losses):,} steps on {result.device} in {result.precision}, on the machine that made this page."
-        )
+        ran = f"{self._done - self._first:,} steps on {result.device} in {result.precision}"
+        subtitle = f"{ran}, on the machine that made this page."
         picture = png(
             training_curve(self.steps, self.losses, self.validations, title=headline, subtitle=subtitle, row=row)
         )
@@ -201,10 +211,11 @@ def _ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [round(float(v), 6) for v in np.arange(np.ceil(low / step) * step, high, step)]
 
 
-def watch(title: str) -> Watch:
+def watch(title: str, *, per_byte: bool = True) -> Watch:
     """A callback that shows a training run while it runs: `Trainer(config, on_event=watch("The first run")).run()`.
 
     In a notebook: the loss curve, steps done, tokens a second, time left, drawn at most four times a second; at the end
     the picture of the whole run stays in the page, with its caption. Elsewhere: a progress bar on stderr, then a line.
+    `per_byte` False: the validation is written in nats a token, not in bits a byte.
     """
-    return Watch(title)
+    return Watch(title, per_byte)
