@@ -3,14 +3,12 @@
 A bad value raises `ConfigError` before the first step: which field, why, and a value that works.
 """
 
-import difflib
-import hashlib
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from course_lib.errors import ConfigError
+from course_lib.settings import between, nearest, one_of, positive, require, stream_seed
+from course_lib.shapes import PRESETS, ModelConfig, ModelOverrides, preset
 
 __all__ = [
     "PRESETS",
@@ -21,163 +19,10 @@ __all__ = [
     "TrainConfig",
     "from_dict",
     "preset",
+    "require",
     "stream_seed",
     "to_dict",
 ]
-
-
-def stream_seed(seed: int, purpose: str) -> int:
-    """A 63-bit seed for one purpose ("init", "dropout", ...), so that no two uses of `seed` share a random stream."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8], "big") >> 1
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `ConfigError(message)` unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)
-
-
-def _positive(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require(whole and value >= 1, f"{name}={value!r} must be a whole number of at least 1")
-
-
-def _between(config: Any, name: str, low: float, high: float, try_value: str) -> None:
-    value = getattr(config, name)
-    require(low <= value < high, f"{name}={value} must be at least {low:g} and below {high:g}; try {name}={try_value}")
-
-
-def _one_of(config: Any, name: str, known: tuple[str, ...]) -> None:
-    value = getattr(config, name)
-    require(value in known, f"{name}={value!r} is unknown{_nearest(value, known)} (there are: {', '.join(known)})")
-
-
-def _nearest(word: str, words: Collection[str]) -> str:
-    match = difflib.get_close_matches(word, list(words), n=1, cutoff=0.4)
-    return f"; did you mean {match[0]!r}?" if match else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The shape of a GPT."""
-
-    vocab_size: int = 1024
-    """How many different tokens there are."""
-    d_model: int = 128
-    """Width of the residual stream."""
-    n_layers: int = 4
-    """Number of blocks."""
-    n_heads: int = 4
-    """Attention heads; must divide d_model."""
-    n_kv_heads: int | None = None
-    """Heads of keys and values (grouped-query attention); None: as many as n_heads."""
-    d_ff: int | None = None
-    """Width inside the feed-forward part; None: 8/3 of d_model, rounded up to a multiple of 32."""
-    context: int = 128
-    """Longest sequence in tokens."""
-    rope_base: float = 10000.0
-    """Base of the rotary position frequencies."""
-    tie_embeddings: bool = True
-    """Use one matrix for the token embedding and the output layer."""
-    dropout: float = 0.0
-    """Share of activations set to zero while training: of the embeddings and of what each half of a block adds."""
-    init_std: float = 0.02
-    """Standard deviation of the initial weights; with 0.02 the first loss is close to log(vocab_size)."""
-    norm_eps: float = 1e-5
-    """Added to the mean square inside RMSNorm."""
-
-    def __post_init__(self) -> None:
-        if self.n_kv_heads is None:
-            object.__setattr__(self, "n_kv_heads", self.n_heads)
-        if self.d_ff is None:
-            object.__setattr__(self, "d_ff", -(-8 * self.d_model // 3 // 32) * 32)
-        _positive(self, "vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "context")
-        heads, width = self.n_heads, self.d_model
-        fits = max(heads, round(width / heads) * heads)
-        require(
-            width % heads == 0,
-            f"d_model={width} is not divisible by n_heads={heads}; try d_model={fits}, or other n_heads",
-        )
-        require(
-            width // heads % 2 == 0,
-            f"d_model / n_heads = {width // heads} must be even (pairs are rotated); try d_model={width + heads}",
-        )
-        require(
-            heads % self.kv_heads == 0, f"n_kv_heads={self.kv_heads} does not divide n_heads={heads}; try n_kv_heads=1"
-        )
-        _between(self, "dropout", 0.0, 1.0, "0.1")
-        require(self.rope_base > 1, f"rope_base={self.rope_base} must be above 1; try rope_base=10000")
-        require(self.init_std > 0, f"init_std={self.init_std} must be above 0; try init_std=0.02")
-        require(self.norm_eps > 0, f"norm_eps={self.norm_eps} must be above 0; try norm_eps=1e-5")
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values, as a number."""
-        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
-
-    @property
-    def ff(self) -> int:
-        """Width inside the feed-forward part, as a number."""
-        assert self.d_ff is not None
-        return self.d_ff
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.d_model // self.n_heads
-
-
-PRESETS: dict[str, ModelConfig] = {
-    "tiny": ModelConfig(
-        vocab_size=2048, d_model=128, n_layers=4, n_heads=4, d_ff=256, context=128, dropout=0.1, init_std=0.06
-    ),
-    "mini": ModelConfig(d_model=128, n_layers=4, n_heads=4, context=64),
-    "small": ModelConfig(d_model=224, n_layers=5, n_heads=7, context=128),
-    "medium": ModelConfig(d_model=352, n_layers=7, n_heads=11, context=256),
-}
-
-
-def preset(name: str, **changes: Any) -> ModelConfig:
-    """The preset's model with some fields changed. `ConfigError` names the nearest when there is none so called."""
-    require(name in PRESETS, f"preset={name!r} is unknown{_nearest(name, PRESETS)} (there are: {', '.join(PRESETS)})")
-    known = {f.name for f in fields(ModelConfig)}
-    for key in changes:
-        require(key in known, f"a model has no field {key!r}{_nearest(key, known)}")
-    base = PRESETS[name]
-    derived: dict[str, Any] = {}
-    if "d_model" in changes:
-        derived["d_ff"] = None
-    if "n_heads" in changes:
-        derived["n_kv_heads"] = None
-    return replace(base, **{**derived, **changes})
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOverrides:
-    """Changes to the preset's model. None: what the preset says."""
-
-    d_model: int | None = None
-    """Width of the residual stream."""
-    n_layers: int | None = None
-    """Number of blocks."""
-    n_heads: int | None = None
-    """Attention heads; must divide d_model."""
-    n_kv_heads: int | None = None
-    """Heads of keys and values (grouped-query attention)."""
-    d_ff: int | None = None
-    """Width inside the feed-forward part."""
-    context: int | None = None
-    """Sequence length, in tokens."""
-    dropout: float | None = None
-    """Share of activations set to zero while training."""
-    tie_embeddings: bool | None = None
-    """Use one matrix for the token embedding and the output layer."""
-
-    def changes(self) -> dict[str, Any]:
-        """The fields that are set."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +41,14 @@ class DataConfig:
     """Decides which documents are held out."""
 
     def __post_init__(self) -> None:
-        _one_of(self, "tokenizer", ("bpe", "bytes"))
-        _positive(self, "vocab_size")
+        one_of(self, "tokenizer", ("bpe", "bytes"))
+        positive(self, "vocab_size")
         if self.tokenizer == "bpe":
             require(
                 self.vocab_size >= 300,
                 f"vocab_size={self.vocab_size} is too small for BPE, which starts from 256 bytes; try vocab_size=1024",
             )
-        _between(self, "val_fraction", 0.0, 1.0, "0.1")
+        between(self, "val_fraction", 0.0, 1.0, "0.1")
         require(self.val_fraction > 0, "val_fraction=0 leaves nothing to validate on; try val_fraction=0.1")
 
 
@@ -263,8 +108,11 @@ class TrainConfig:
     """Seed of the initial weights, the order of the data and dropout."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16 runs matrix products in BF16, weights stay FP32; auto: bf16 where a short probe says it is faster."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """bf16 or fp16: matrix products in 16 bits, fp16 with a loss scaler (slow on a CPU); auto: what a short probe says
+    is faster, never fp16 on a CPU."""
+    weights: Literal["fp32", "bf16"] = "fp32"
+    """bf16: weights and gradients in BF16, the optimizer works on FP32 masters beside them."""
     compile: bool = False
     """Compile the model with torch.compile: faster steps after about half a minute; needs a C++ compiler."""
     activation_checkpointing: Literal["none", "all", "keep_attention", "keep_matmuls"] = "none"
@@ -291,10 +139,10 @@ class TrainConfig:
     """AdamW, its schedule and clipping."""
 
     def __post_init__(self) -> None:
-        _positive(self, "steps", "batch")
+        positive(self, "steps", "batch")
         micro, batch, warm = self.micro_batch, self.batch, self.optim.warmup(self.steps)
         if micro is not None:
-            _positive(self, "micro_batch")
+            positive(self, "micro_batch")
             fits = max(d for d in range(1, min(micro, batch) + 1) if batch % d == 0)
             require(batch % micro == 0, f"micro_batch={micro} does not divide batch={batch}; try micro_batch={fits}")
         require(
@@ -303,9 +151,14 @@ class TrainConfig:
         )
         for name in ("val_every", "checkpoint_every"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative; 0: at the end only")
-        _one_of(self, "precision", ("auto", "fp32", "bf16"))
-        _one_of(self, "activation_checkpointing", ("none", "all", "keep_attention", "keep_matmuls"))
-        _positive(self, "recompute_every")
+        one_of(self, "precision", ("auto", "fp32", "bf16", "fp16"))
+        one_of(self, "weights", ("fp32", "bf16"))
+        require(
+            self.weights == "fp32" or self.precision in ("auto", "bf16"),
+            f"weights='bf16' computes in BF16, not precision={self.precision!r}; use precision='bf16'",
+        )
+        one_of(self, "activation_checkpointing", ("none", "all", "keep_attention", "keep_matmuls"))
+        positive(self, "recompute_every")
         require(
             self.activation_checkpointing == "none" or not self.compile,
             f"activation_checkpointing={self.activation_checkpointing!r} does not go with compile; set compile=False",
@@ -340,7 +193,7 @@ def from_dict(data: dict[str, Any]) -> TrainConfig:
         known = {f.name for f in fields(kind)}
         clean: dict[str, Any] = {}
         for name, value in values.items():
-            require(name in known, f"{kind.__name__} has no field {name!r}{_nearest(name, known)}")
+            require(name in known, f"{kind.__name__} has no field {name!r}{nearest(name, known)}")
             if isinstance(value, dict):
                 value = build(parts[name], value)
             elif name in paths and value is not None:

@@ -24,6 +24,7 @@ __all__ = [
     "Validated",
     "Validation",
     "event_to_dict",
+    "json_number",
 ]
 
 
@@ -43,6 +44,10 @@ class StepRecord:
     """Valid (predicted) tokens of the global batch."""
     seconds: float
     """Wall-clock time of the step."""
+    scale: float | None = None
+    """Loss scale of this step (fp16); None without a scaler. Loss and norm are the unscaled ones."""
+    skipped: bool = False
+    """The update was left out: a gradient was not finite. Weights, optimizer and scheduler are as before."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class TrainResult:
     steps: int
     """Optimizer steps done since the run began, over all its resumptions."""
     train_loss: float
-    """Mean loss of the last steps (at most 50) of this call, in nats per token."""
+    """Mean loss of the last updates (at most 50) of this call, in nats per token."""
     val_bits_per_byte: float | None
     """Bits per byte over the validation documents, with the last weights."""
     tokens_per_second: float
@@ -80,7 +85,9 @@ class TrainResult:
     device: str = "cpu"
     """Where it ran."""
     precision: str = "fp32"
-    """fp32 or bf16."""
+    """fp32, bf16 or fp16."""
+    skipped: int = 0
+    """Steps of this call whose update was left out, because a gradient was not finite (fp16)."""
     interrupted: bool = False
     """Stopped by Ctrl-C."""
     checkpoint: Path | None = None
@@ -106,7 +113,9 @@ class Started:
     device: str
     """Where it runs."""
     precision: str
-    """fp32 or bf16."""
+    """fp32, bf16 or fp16."""
+    reason: str = ""
+    """Why this precision, in words."""
 
 
 @dataclass(frozen=True)
@@ -159,15 +168,25 @@ Event = Started | Stepped | Validated | Sampled | Saved | Finished
 OnEvent = Callable[[Event], None]
 
 
+def json_number(value: Any) -> Any:
+    """The value as strict JSON allows it: infinity and NaN become the strings "inf", "-inf" and "nan"."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def event_to_dict(event: Event) -> dict[str, Any]:
-    """The event as one flat JSON object, {"event": "stepped", "step": 3, "loss": ...}; a result without its history."""
+    """The event as one flat JSON object, {"event": "stepped", "step": 3, "loss": ...}; a result without its history.
+
+    A number that is not finite is a string: "inf", "-inf" or "nan".
+    """
     if isinstance(event, Finished):
         event = Finished(replace(event.result, history=[], validations=[]))
     out: dict[str, Any] = {"event": type(event).__name__.lower()}
     for name, value in asdict(event).items():
         out.update(value if isinstance(value, dict) else {name: value})
     return {
-        name: str(v) if isinstance(v, Path) else v for name, v in out.items() if name not in ("history", "validations")
+        name: str(v) if isinstance(v, Path) else json_number(v)
+        for name, v in out.items()
+        if name not in ("history", "validations")
     }
 
 
@@ -214,7 +233,7 @@ class RunLog:
 
     def result(self, steps: int, parameters: int, device: str, precision: str, interrupted: bool) -> TrainResult:
         """The run so far. Its validation counts only when it is of the last step."""
-        losses = [record.loss for record in self.history[-50:]]
+        losses = [record.loss for record in self.history if not record.skipped][-50:]
         seconds = sum(record.seconds for record in self.history)
         tokens = sum(record.tokens for record in self.history)
         last = self.validations[-1][1] if self.validations and self.validations[-1][0] == steps else None
@@ -229,6 +248,7 @@ class RunLog:
             tokens=tokens,
             device=device,
             precision=precision,
+            skipped=sum(record.skipped for record in self.history),
             interrupted=interrupted,
             checkpoint=self.checkpoint,
             sample=self.sample,

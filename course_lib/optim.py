@@ -13,9 +13,12 @@ from course_lib.config import OptimConfig
 __all__ = ["clip_by_global_norm", "lr_at", "make_optimizer", "make_scheduler", "param_groups"]
 
 
-def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups of the trainable parameters: matrices and more (decayed), vectors (gains, biases: not decayed)."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+def param_groups(model: nn.Module | Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups of the trainable parameters: matrices and more (decayed), vectors (gains, biases: not decayed).
+
+    model: a module, or the tensors to train themselves (FP32 masters, say).
+    """
+    trainable = [p for p in (model.parameters() if isinstance(model, nn.Module) else model) if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
@@ -23,7 +26,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig, device: str = "cpu") -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module | Iterable[Tensor], config: OptimConfig, device: str = "cpu") -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); fused: one kernel, no Python loop over parameters."""
     groups = param_groups(model, config.weight_decay)
     fused = torch.device(device).type in ("cpu", "cuda", "mps")
@@ -52,13 +55,15 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: OptimConfig, steps:
 def clip_by_global_norm(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """Scale all gradients by one factor so that their joint norm is at most `max_norm`; None only measures.
 
+    A norm that is not finite changes nothing: max_norm / inf is 0, and 0 x inf would make NaN of it.
     Returns the norm before clipping, a 0-d tensor that stays on its device (no wait for it).
     """
     gradients = [p.grad for p in params if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if max_norm is None or not gradients:
         return norm
-    if norm.device.type != "cpu" or not norm <= max_norm:  # a CPU's number can be looked at without waiting
+    if norm.device.type != "cpu" or max_norm < norm < math.inf:  # a CPU's number can be looked at without waiting
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = torch.where(norm.isfinite(), factor, 1.0)
         torch._foreach_mul_(gradients, factor)
     return norm

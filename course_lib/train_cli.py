@@ -12,7 +12,7 @@ import tyro
 from tqdm.auto import tqdm
 
 from course_lib.config import TrainConfig
-from course_lib.events import Event, Finished, Sampled, Saved, Started, Stepped, TrainResult, Validated
+from course_lib.events import Event, Finished, Sampled, Saved, Started, Stepped, TrainResult, Validated, json_number
 
 __all__ = ["Progress", "main", "result_to_dict"]
 
@@ -51,13 +51,18 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            self.write(f"{event.parameters:,} parameters, {event.device}, {event.precision}")
+            reason = f" ({event.reason})" if event.reason not in ("", "asked for") else ""
+            self.write(f"{event.parameters:,} parameters, {event.device}, {event.precision}{reason}")
             self.bar = tqdm(
                 total=event.steps, initial=event.step, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=0.5
             )
         elif isinstance(event, Stepped):
             self.bar.update()
-            if event.record.step % 10 == 0:
+            if event.record.skipped:
+                self.write(
+                    f"step {event.record.step}: skipped, gradients overflowed at loss scale {event.record.scale:g}"
+                )
+            elif event.record.step % 10 == 0:
                 self.bar.set_postfix_str(f"loss {event.record.loss:.3f}", refresh=False)
         elif isinstance(event, Validated):
             found = event.validation
@@ -80,7 +85,7 @@ def result_to_dict(result: TrainResult) -> dict[str, Any]:
     """The result as JSON data, without its history."""
     out = dataclasses.asdict(dataclasses.replace(result, history=[], validations=[]))
     del out["history"], out["validations"]
-    return {name: str(value) if isinstance(value, Path) else value for name, value in out.items()}
+    return {name: str(value) if isinstance(value, Path) else json_number(value) for name, value in out.items()}
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -120,5 +125,6 @@ def main(argv: Sequence[str]) -> int:
         print(
             f"{result.steps} steps in {result.seconds:.1f} s ({result.tokens_per_second:,.0f} tokens/s); "
             f"training loss {result.train_loss:.3f} nats per token, validation {size} bits per byte"
+            + (f"; {result.skipped} steps skipped" if result.skipped else "")
         )
     return 130 if result.interrupted else 0

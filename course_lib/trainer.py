@@ -1,14 +1,10 @@
-"""One training step in nine parts that you can point at, and the trainer that runs it.
-
-The step: b sequences a micro-batch, T tokens each, V tokens in the vocabulary. The loss is the sum of the cross entropy
-over the valid tokens, divided by the number of valid tokens of the *global* batch, so micro-batches may differ in both.
-"""
+"""The trainer: runs the nine parts of a step in the precision that was asked for, validates, samples and saves."""
 
 import hashlib
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib import checkpoint
-from course_lib.amp import precision_policy
+from course_lib.amp import MasterWeights, precision_policy
 from course_lib.config import ModelConfig, TrainConfig, from_dict, require, stream_seed, to_dict
 from course_lib.data import IGNORE, BatchStream, Corpus, eval_batches, prepare
 from course_lib.errors import CheckpointError, ConfigError
@@ -40,62 +36,9 @@ from course_lib.machine import compile_problem, keep_memory, pick_device, set_th
 from course_lib.model import GPT, generate
 from course_lib.optim import clip_by_global_norm, make_optimizer, make_scheduler
 from course_lib.recompute import recompute_blocks
+from course_lib.step import Batch, StepParts, training_step
 
 __all__ = ["Batch", "StepParts", "Trainer", "saved_config", "training_step"]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One micro-batch as it leaves the data: inputs and targets (b, T) int64, numpy."""
-
-    inputs: np.ndarray
-    targets: np.ndarray
-    valid: int
-    """Valid targets (not IGNORE) in the whole global batch: what the loss divides by."""
-
-
-@dataclass
-class StepParts:
-    """The nine parts of a training step, in their order. Replace one to show it, to check it or to break it."""
-
-    batch: Callable[[int, int], Batch]
-    """1. (step, micro) -> the micro-batch: a slice of the step's global batch."""
-    input_ids: Callable[[Batch], tuple[Tensor, Tensor]]
-    """2. -> input ids (b, T) and targets (b, T), int64 on the device; targets[t] is the token after inputs[t]."""
-    forward: Callable[[Tensor], Tensor]
-    """3. input ids (b, T) -> logits (b, T, V), in the precision of the policy."""
-    loss: Callable[[Tensor, Tensor, int], Tensor]
-    """4. (logits (b, T, V), targets (b, T), valid) -> summed cross entropy / valid, a 0-d FP32 tensor."""
-    backward: Callable[[Tensor], None]
-    """5. loss -> adds to `.grad` of every trainable parameter, in the parameter's own shape."""
-    clip: Callable[[], Tensor]
-    """6. -> norm of all gradients before clipping, a 0-d tensor; scales the gradients when the norm is too large."""
-    optimizer: Callable[[], None]
-    """7. Updates the parameters from their gradients, then drops the gradients."""
-    scheduler: Callable[[], float]
-    """8. -> learning rate of this update; sets the next one."""
-    record: Callable[[int, Tensor, Tensor, float, int, float], StepRecord]
-    """9. (step, loss, grad norm, lr, tokens, seconds) -> the step's numbers; only here does the host wait for them."""
-    micro_batches: int = 1
-    """How often parts 1 to 5 run before parts 6 to 9 run once."""
-
-
-def training_step(parts: StepParts, step: int) -> StepRecord:
-    """One optimizer step, from tokens to new weights."""
-    start = time.perf_counter()
-    total: Tensor | None = None
-    for micro in range(parts.micro_batches):
-        batch = parts.batch(step, micro)
-        inputs, targets = parts.input_ids(batch)
-        logits = parts.forward(inputs)
-        loss = parts.loss(logits, targets, batch.valid)
-        parts.backward(loss)
-        total = loss.detach() if total is None else total + loss.detach()
-    assert total is not None
-    grad_norm = parts.clip()
-    parts.optimizer()
-    lr = parts.scheduler()
-    return parts.record(step, total, grad_norm, lr, batch.valid, time.perf_counter() - start)
 
 
 class Trainer:
@@ -116,7 +59,7 @@ class Trainer:
         keep_memory()
         self.config, self.on_event = config, on_event
         self.device = pick_device(config.device)
-        self.policy = precision_policy(self.device, config.precision)
+        self.policy = precision_policy(self.device, config.precision, config.weights)
         self.corpus = prepare(config.data) if corpus is None else corpus
         tokenizer = self.corpus.tokenizer
         shape = config.model_config(tokenizer.vocab_size)
@@ -133,8 +76,16 @@ class Trainer:
         self.context = own.context if own else shape.context
         """Tokens per sequence."""
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.optimizer = make_optimizer(self.model, config.optim, self.device)
+        self.masters = MasterWeights(self.model, torch.bfloat16 if config.weights == "bf16" else None)
+        self.trained = self.masters.trained()
+        """What the optimizer updates, by name: the parameters, or the FP32 masters of those in 16 bits."""
+        self.optimizer = make_optimizer(self.trained.values(), config.optim, self.device)
         self.scheduler = make_scheduler(self.optimizer, config.optim, config.steps)
+        self.scaler = self.policy.scaler()
+        """The loss scaler; None unless the precision is fp16."""
+        self.skipped = False
+        """The last update was left out, because the scaler found a gradient that is not finite."""
+        self._scale: float | None = None
         self.stream = BatchStream(self.corpus.train, self.context, config.batch, config.seed)
         self.random = checkpoint.RandomState(config.seed, "training", self.device)
         problem = compile_problem() if config.compile else None
@@ -187,23 +138,36 @@ class Trainer:
         return total / max(valid, 1)
 
     def _backward(self, loss: Tensor) -> None:
-        loss.backward()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def _clip(self) -> Tensor:
-        return clip_by_global_norm(self.model.parameters(), self.config.optim.clip_norm)
+        self.masters.take_gradients()
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)  # first: the limit is for the true gradients
+        return clip_by_global_norm(self.trained.values(), self.config.optim.clip_norm)
 
     def _optimizer(self) -> None:
-        self.optimizer.step()
+        self.masters.take_gradients()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self._scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.skipped = self.scaler.get_scale() < self._scale  # only a skipped step lowers it
+        if not self.skipped:
+            self.masters.copy_back()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _scheduler(self) -> float:
         used = float(self.scheduler.get_last_lr()[0])
-        self.scheduler.step()
+        if not self.skipped:
+            self.scheduler.step()
         return used
 
     def _record(self, step: int, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int, seconds: float) -> StepRecord:
         self.stream.step = step + 1
-        return StepRecord(step, float(loss), float(grad_norm), lr, tokens, seconds)
+        return StepRecord(step, float(loss), float(grad_norm), lr, tokens, seconds, self._scale, self.skipped)
 
     # A run.
 
@@ -216,7 +180,7 @@ class Trainer:
         stop = config.steps if steps is None else min(config.steps, self.step + steps)
         self.model.train()
         with RunLog(self.on_event, config.out) as log, StopSignal() as interrupt:
-            log(Started(self.step, stop, self.parameters, self.device, self.policy.name))
+            log(Started(self.step, stop, self.parameters, self.device, self.policy.name, self.policy.reason))
             while self.step < stop and not interrupt.set:
                 record = training_step(self.parts, self.step)
                 self.stream.step = record.step + 1
@@ -236,13 +200,18 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> Validation:
-        """Score every token of the validation stream once, in FP32, in windows of `context` tokens side by side."""
+        """Score every token of the validation stream once, in windows of `context` tokens side by side.
+
+        In FP32; a model whose weights are in 16 bits runs as it does in training.
+        """
         was_training = self.model.training
         self.model.eval()
         total, count = 0.0, 0
         for inputs, targets in eval_batches(self.corpus.val, self.context, 64):
             ids, wanted = self._input_ids(Batch(inputs, targets, 1))
-            total += float(self._loss(self.model(ids), wanted, 1))
+            with self._scoring():
+                logits = self.model(ids)
+            total += float(self._loss(logits, wanted, 1))
             count += int((targets != IGNORE).sum())
         self.model.train(was_training)
         size = self.corpus.val_bytes
@@ -255,8 +224,12 @@ class Trainer:
         tokenizer = self.corpus.tokenizer
         start = torch.tensor([tokenizer.eos, *tokenizer.encode(prompt).tolist()], device=self.device)
         generator = torch.Generator(self.device).manual_seed(stream_seed(seed, "sample"))
-        ids = generate(self.model, start, tokens, self.context, temperature, top_k, generator)
+        with self._scoring():
+            ids = generate(self.model, start, tokens, self.context, temperature, top_k, generator)
         return tokenizer.decode(ids[1:].cpu().numpy())
+
+    def _scoring(self) -> AbstractContextManager[object]:
+        return self.policy.autocast() if self.masters.masters else nullcontext()
 
     # Checkpoints.
 
@@ -271,6 +244,7 @@ class Trainer:
             "scheduler": {key: value for key, value in self.scheduler.state_dict().items() if key != "lr_lambdas"},
             "stream": self.stream.state_dict(),
             "random": self.random.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "data": self._digest(),
         }
         return checkpoint.save(
@@ -299,6 +273,8 @@ class Trainer:
         checkpoint.load_model(folder, self.model)
         checkpoint.load_optimizer(folder, self.model, self.optimizer)
         self.scheduler.load_state_dict({"lr_lambdas": [None] * len(self.optimizer.param_groups), **meta["scheduler"]})
+        if self.scaler is not None and meta.get("scaler"):
+            self.scaler.load_state_dict(meta["scaler"])
         self.stream.load_state_dict(meta["stream"])
         self.random.load_state_dict(meta["random"])
 
