@@ -19,6 +19,8 @@ from course_lib.planning.formulas import (
     mfu,
     model_params,
     train_flops,
+    updates_per_epoch,
+    world_size,
 )
 
 
@@ -88,3 +90,15 @@ def test_small_formulas() -> None:
     assert adamw_state_bytes(1000) == 8000 and adamw_state_bytes(1000, 2) == 4000
     assert effective_batch(4, 8, 16) == 512 and effective_batch(4, 8, 16, context=2048) == 1_048_576
     assert mfu(1e9, 1000, 6e12) == 1.0
+
+
+def test_batch_devices_and_updates() -> None:
+    """The three rows of Llama 3's table 4 (arXiv 2407.21783): other devices, other contexts, one batch in tokens."""
+    rows = [(64, 1, 32, 8192, 8192), (128, 1, 16, 8192, 16384), (8, 16, 16, 131072, 16384)]
+    for data, context_parallel, sequences, context, devices in rows:
+        assert world_size(data, tensor=8, pipeline=16, context_parallel=context_parallel) == devices
+        assert effective_batch(1, sequences, data, context) == 2**24
+    assert updates_per_epoch(1_000_000, effective_batch(4, 8, 2, 64)) == pytest.approx(244.14, abs=0.01)
+    assert updates_per_epoch(10, 20) == 0.5
+    with pytest.raises(ConfigError, match="tokens_per_update=0"):
+        updates_per_epoch(10, 0)

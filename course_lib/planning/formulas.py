@@ -23,6 +23,8 @@ __all__ = [
     "recomputed_flops",
     "segmented_bytes",
     "train_flops",
+    "updates_per_epoch",
+    "world_size",
 ]
 
 
@@ -102,6 +104,18 @@ def effective_batch(micro_batch: int, accumulation: int = 1, data_parallel: int 
     Tensor, pipeline and context ranks do not multiply it.
     """
     return micro_batch * accumulation * data_parallel * context
+
+
+def world_size(data_parallel: int = 1, tensor: int = 1, pipeline: int = 1, context_parallel: int = 1) -> int:
+    """Devices of a run that splits in all these ways: their product. Only `data_parallel` multiplies the batch."""
+    return data_parallel * tensor * pipeline * context_parallel
+
+
+def updates_per_epoch(n_tokens: float, tokens_per_update: float) -> float:
+    """Updates in one pass over the data, with the fraction of the last one. `ConfigError` for an empty batch."""
+    if tokens_per_update <= 0:
+        raise ConfigError(f"tokens_per_update={tokens_per_update} must be above 0; try a batch of at least one token")
+    return n_tokens / tokens_per_update
 
 
 def model_params(config: ModelConfig) -> dict[str, int]:
