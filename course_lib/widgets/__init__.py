@@ -1,11 +1,13 @@
 """What the notebooks call to show things: pictures, predictions, explorers, live training, hints."""
 
+from course_lib.widgets.batch_calculator import batch_calculator
 from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
 from course_lib.widgets.explorer import Goal, Preset, View, explorer
 from course_lib.widgets.hints import hint
 from course_lib.widgets.live import watch
 from course_lib.widgets.next_token import next_token_explorer
 from course_lib.widgets.predict import predict
+from course_lib.widgets.rounding import accumulator_explorer, value_explorer
 from course_lib.widgets.show import show
 from course_lib.widgets.training_state import training_state_explorer
 
@@ -17,11 +19,14 @@ __all__ = [
     "Preset",
     "TextControl",
     "View",
+    "accumulator_explorer",
+    "batch_calculator",
     "explorer",
     "hint",
     "next_token_explorer",
     "predict",
     "show",
     "training_state_explorer",
+    "value_explorer",
     "watch",
 ]
