@@ -1,29 +1,46 @@
 """Everything a run needs to go on exactly: tensors in safetensors, the rest in one `meta.json`. Never pickle.
 
-A checkpoint is a folder: model.safetensors, optimizer.safetensors, tokenizer.json and meta.json (step, configuration,
-scheduler, data cursor, random states, precision, torch version).
+A checkpoint is a folder: model.safetensors, optimizer.safetensors, masters.safetensors (16-bit weights only),
+tokenizer.json, meta.json and the marker of `course_lib.store`. meta.json has the format's number, the step, precision,
+both configurations, scaler, scheduler, data cursor, random states, and where it was written: versions, CPU, threads.
 """
 
 import base64
 import json
-import os
-import shutil
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from course_lib import __version__
+from course_lib.anatomy import tensor_file
 from course_lib.config import stream_seed
 from course_lib.errors import CheckpointError
+from course_lib.files import Files
+from course_lib.machine import cpu_name
+from course_lib.store import FORMAT, META, Latest, latest, problem, write_folder
 
-__all__ = ["RandomState", "find", "load_model", "load_optimizer", "read_meta", "save"]
-
-FORMAT = 1
+__all__ = [
+    "Difference",
+    "RandomState",
+    "differences",
+    "find",
+    "load_masters",
+    "load_model",
+    "load_optimizer",
+    "look",
+    "read_meta",
+    "save",
+    "surroundings",
+]
 
 
 class RandomState:
@@ -69,9 +86,9 @@ def _set(device: str, state: Tensor) -> None:
         torch.cuda.set_rng_state(state, device)
 
 
-def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
+def _names(trained: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, str]:
     """Parameter name by its number in the optimizer's state_dict."""
-    by_id = {id(p): name for name, p in model.named_parameters()}
+    by_id = {id(p): name for name, p in trained.items()}
     order = [p for group in optimizer.param_groups for p in group["params"]]
     return {number: by_id[id(p)] for number, p in enumerate(order)}
 
@@ -89,6 +106,27 @@ def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return out
 
 
+def _json_file(content: Any) -> list[bytes | memoryview]:
+    return [(json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode("utf-8")]
+
+
+def surroundings() -> dict[str, Any]:
+    """Where this process runs, as far as it can change the bits of a result: versions, CPU and threads."""
+    packages = ("torch", "numpy", "safetensors", "tokenizers")
+    return {
+        "versions": {
+            "course": __version__,
+            "python": platform.python_version(),
+            **{name: torch.__version__ if name == "torch" else version(name) for name in packages},
+        },
+        "machine": {
+            "cpu": cpu_name(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
 def save(
     folder: Path,
     *,
@@ -96,62 +134,102 @@ def save(
     optimizer: torch.optim.Optimizer,
     meta: dict[str, Any],
     tokenizer: Any = None,
+    trained: Mapping[str, Tensor] | None = None,
+    masters: Mapping[str, Tensor] | None = None,
+    files: Files | None = None,
 ) -> Path:
-    """Write a checkpoint to `folder` and return it. It is written beside it first and renamed when complete."""
-    folder = Path(folder)
-    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        save_file(_own_tensors(model), temporary / "model.safetensors")
-        names = _names(model, optimizer)
-        tensors: dict[str, Tensor] = {}
-        numbers: dict[str, Any] = {}
-        state = optimizer.state_dict()
-        for number, entries in state["state"].items():
-            for key, value in entries.items():
-                target: dict[str, Any] = tensors if isinstance(value, Tensor) else numbers
-                target[f"{names[number]}/{key}"] = value.contiguous() if isinstance(value, Tensor) else value
-        save_file(tensors, temporary / "optimizer.safetensors")
-        if tokenizer is not None:
-            tokenizer.save(temporary)
-        content = {
-            "format": FORMAT,
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            **meta,
-            "optimizer": {"param_groups": state["param_groups"], "numbers": numbers},
-        }
-        (temporary / "meta.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8", newline="\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+    """Write a checkpoint to `folder`, crash-safe, and return it (absolute).
+
+    trained: what the optimizer updates, by name (None: the model's parameters). masters: FP32 copies of 16-bit weights,
+    by name. A checkpoint of that name is replaced once the new one is complete. `CheckpointError` when the disk is full
+    or the folder cannot be written; earlier checkpoints are as they were.
+    """
+    names = _names(dict(model.named_parameters()) if trained is None else trained, optimizer)
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    state = optimizer.state_dict()
+    for number, entries in state["state"].items():
+        for key, value in entries.items():
+            target: dict[str, Any] = tensors if isinstance(value, Tensor) else numbers
+            target[f"{names[number]}/{key}"] = value
+    everything = {
+        "format": FORMAT,
+        **surroundings(),
+        **meta,
+        "optimizer": {"param_groups": state["param_groups"], "numbers": numbers},
+    }
+    content = {"model.safetensors": tensor_file(_own_tensors(model)), "optimizer.safetensors": tensor_file(tensors)}
+    if masters:
+        content["masters.safetensors"] = tensor_file(masters)
+    if tokenizer is not None:
+        content["tokenizer.json"] = _json_file(tokenizer.content())
+    content[META] = _json_file(everything)
+    return write_folder(folder, content, files)
+
+
+def look(folder: Path) -> Latest:
+    """The checkpoint that `folder` stands for: itself, or its newest complete `step-N`; and what was skipped.
+
+    `CheckpointError` when there is none, or when `folder` itself is a checkpoint that cannot be used.
+    """
+    folder = Path(folder).absolute()
+    new = folder.with_name(folder.name + ".new")
+    if new.is_dir() and problem(new) is None:  # the power went before it was given its name
+        return Latest(new, ())
+    if any(folder.glob("*.safetensors")) or (folder / META).exists():
+        reason = problem(folder)
+        if reason is None:
+            return Latest(folder, ())
+        raise CheckpointError(f"{folder}: {reason}; take another checkpoint")
+    found = latest(folder)
+    if found.path is None:
+        why = "; ".join(f"{one.path.name} is {one.reason}" for one in found.skipped)
+        raise CheckpointError(f"{folder}: no checkpoint here ({why or 'no step-N folder'}); check the path")
+    return found
 
 
 def find(folder: Path) -> Path:
-    """The checkpoint in `folder`: itself, or its newest `step-N`. `CheckpointError` when there is none."""
-    folder = Path(folder)
-    if (folder / "meta.json").is_file():
-        return folder
-    steps = [path.parent for path in folder.glob("step-*/meta.json") if path.parent.name[5:].isdigit()]
-    if not steps:
-        raise CheckpointError(f"{folder}: no checkpoint here (no meta.json, no step-N folder); check the path")
-    return max(steps, key=lambda path: int(path.name[5:]))
+    """The checkpoint in `folder`: itself, or its newest complete `step-N`. `CheckpointError` when there is none."""
+    path = look(folder).path
+    assert path is not None
+    return path
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """meta.json of a checkpoint; `CheckpointError` when it cannot be read or is of another format."""
-    path = Path(folder) / "meta.json"
+    path = Path(folder) / META
     try:
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); take an earlier checkpoint") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: not a checkpoint of format {FORMAT}; it was written by another version")
+        raise CheckpointError(f"{path}: {problem(Path(folder), deep=False) or 'is of another format'}")
     return meta
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as it was when the checkpoint was written."""
+
+    what: str
+    """For example machine.threads, versions.torch, config.steps."""
+    there: str
+    """When it was written."""
+    here: str
+    """In this process."""
+
+
+def differences(saved: Mapping[str, Any], here: Mapping[str, Any], within: Sequence[str] = ()) -> list[Difference]:
+    """What differs between two meta-like dictionaries, in the parts `within` (none: in all); nested names with dots."""
+    out: list[Difference] = []
+    for name in sorted({*saved, *here} & {*within} if within else {*saved, *here}):
+        there, now = saved.get(name), here.get(name)
+        if isinstance(there, Mapping) and isinstance(now, Mapping):
+            inner = differences(there, now)
+            out += [Difference(f"{name}.{one.what}", one.there, one.here) for one in inner]
+        elif json.dumps(there) != json.dumps(now):
+            out.append(Difference(name, str(there), str(now)))
+    return out
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -159,6 +237,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); take an earlier checkpoint") from None
+
+
+def load_masters(folder: Path) -> dict[str, Tensor]:
+    """The saved FP32 masters by name; empty when the run has none."""
+    path = Path(folder) / "masters.safetensors"
+    return _read(path) if path.exists() else {}
 
 
 def load_model(folder: Path, model: nn.Module) -> None:
@@ -175,11 +259,12 @@ def load_model(folder: Path, model: nn.Module) -> None:
     model.load_state_dict(saved, strict=False)
 
 
-def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore the optimizer's moments, step counts and groups."""
+def load_optimizer(folder: Path, trained: nn.Module | Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Restore the optimizer's moments, step counts and groups. trained: the model, or what is updated, by name."""
+    trained = dict(trained.named_parameters()) if isinstance(trained, nn.Module) else trained
     saved = _read(Path(folder) / "optimizer.safetensors")
     meta = read_meta(folder)["optimizer"]
-    numbers = {name: number for number, name in _names(model, optimizer).items()}
+    numbers = {name: number for number, name in _names(trained, optimizer).items()}
     state: dict[int, dict[str, Any]] = {}
     for key, value in [*saved.items(), *meta["numbers"].items()]:
         name, entry = key.rsplit("/", 1)

@@ -124,6 +124,8 @@ class TrainConfig:
     """Steps between validations; 0: at the end only."""
     checkpoint_every: int = 0
     """Steps between checkpoints, when there is an out; 0: at the end only."""
+    keep_checkpoints: int = 0
+    """How many checkpoints to keep in out, the newest ones; 0: all."""
     out: Path | None = None
     """Folder for metrics.jsonl and checkpoints; None: nothing is written."""
     resume: Path | None = None
@@ -151,6 +153,10 @@ class TrainConfig:
         )
         for name in ("val_every", "checkpoint_every"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative; 0: at the end only")
+        require(
+            self.keep_checkpoints >= 0,
+            f"keep_checkpoints={self.keep_checkpoints} must not be negative; try keep_checkpoints=3, or 0 for all",
+        )
         one_of(self, "precision", ("auto", "fp32", "bf16", "fp16"))
         one_of(self, "weights", ("fp32", "bf16"))
         require(

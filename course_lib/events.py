@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "Finished",
     "OnEvent",
+    "Resumed",
     "RunLog",
     "Sampled",
     "Saved",
@@ -119,6 +120,20 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """The run goes on from a checkpoint; comes after `Started`, once."""
+
+    step: int
+    """Steps done in it."""
+    path: Path
+    """Its folder."""
+    skipped: tuple[str, ...] = ()
+    """Newer folders that are incomplete or corrupt, and why."""
+    differs: tuple[str, ...] = ()
+    """What is not as it was when it was written: versions, CPU, threads, settings. The bits may differ from here on."""
+
+
+@dataclass(frozen=True)
 class Stepped:
     """One step was done."""
 
@@ -164,7 +179,7 @@ class Finished:
     """What it came to."""
 
 
-Event = Started | Stepped | Validated | Sampled | Saved | Finished
+Event = Started | Resumed | Stepped | Validated | Sampled | Saved | Finished
 OnEvent = Callable[[Event], None]
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "Machine",
     "bf16_speedup",
     "compile_problem",
+    "cpu_name",
     "end_session",
     "find_compiler",
     "keep_memory",
@@ -153,7 +154,8 @@ def runs(device: str, dtype: str) -> bool:
         return False
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Name of the processor, as the system gives it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -208,7 +210,7 @@ def probe() -> Machine:
     devices = _devices()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         cores=usable_cores(),
         memory_bytes=_memory_bytes(),
         python=platform.python_version(),

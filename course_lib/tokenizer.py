@@ -42,6 +42,9 @@ class Tokenizer(Protocol):
     def save(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into `folder` (made if missing); returns the file's path."""
 
+    def content(self) -> dict[str, Any]:
+        """What `tokenizer.json` holds, as JSON data."""
+
 
 class _ByteTable:
     """Decoding for tokenizers whose tokens are byte strings: `table[i]` is the bytes of token i, b"" for eos."""
@@ -85,7 +88,11 @@ class BytesTokenizer(_ByteTable):
 
     def save(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into `folder` (made if missing); returns the file's path."""
-        return _write(folder, {"kind": self.name})
+        return _write(folder, self.content())
+
+    def content(self) -> dict[str, Any]:
+        """What `tokenizer.json` holds, as JSON data."""
+        return {"kind": self.name}
 
 
 class BPETokenizer(_ByteTable):
@@ -129,7 +136,11 @@ class BPETokenizer(_ByteTable):
 
     def save(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into `folder` (made if missing); returns the file's path."""
-        return _write(folder, {"kind": self.name, "model": json.loads(self._model.to_str())})
+        return _write(folder, self.content())
+
+    def content(self) -> dict[str, Any]:
+        """What `tokenizer.json` holds, as JSON data."""
+        return {"kind": self.name, "model": json.loads(self._model.to_str())}
 
 
 class WordTokenizer:
@@ -170,7 +181,11 @@ class WordTokenizer:
 
     def save(self, folder: str | Path) -> Path:
         """Write `tokenizer.json` into `folder` (made if missing); returns the file's path."""
-        return _write(folder, {"kind": self.name, "words": self.words, "eos": self.words[self.eos]})
+        return _write(folder, self.content())
+
+    def content(self) -> dict[str, Any]:
+        """What `tokenizer.json` holds, as JSON data."""
+        return {"kind": self.name, "words": self.words, "eos": self.words[self.eos]}
 
 
 def load_tokenizer(folder: str | Path) -> BPETokenizer | BytesTokenizer | WordTokenizer:

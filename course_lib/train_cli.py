@@ -12,7 +12,18 @@ import tyro
 from tqdm.auto import tqdm
 
 from course_lib.config import TrainConfig
-from course_lib.events import Event, Finished, Sampled, Saved, Started, Stepped, TrainResult, Validated, json_number
+from course_lib.events import (
+    Event,
+    Finished,
+    Resumed,
+    Sampled,
+    Saved,
+    Started,
+    Stepped,
+    TrainResult,
+    Validated,
+    json_number,
+)
 
 __all__ = ["Progress", "main", "result_to_dict"]
 
@@ -56,6 +67,12 @@ class Progress:
             self.bar = tqdm(
                 total=event.steps, initial=event.step, unit="step", file=sys.stderr, dynamic_ncols=True, mininterval=0.5
             )
+        elif isinstance(event, Resumed):
+            for reason in event.skipped:
+                self.write(f"skipped {reason}")
+            self.write(f"going on from {event.path} at step {event.step}")
+            for difference in event.differs:
+                self.write(f"not as it was then: {difference}")
         elif isinstance(event, Stepped):
             self.bar.update()
             if event.record.skipped:

@@ -1,10 +1,8 @@
 """The trainer: runs the nine parts of a step in the precision that was asked for, validates, samples and saves."""
 
-import hashlib
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib import checkpoint
+from course_lib import resume
 from course_lib.amp import MasterWeights, precision_policy
-from course_lib.config import ModelConfig, TrainConfig, from_dict, require, stream_seed, to_dict
+from course_lib.checkpoint import RandomState
+from course_lib.config import ModelConfig, TrainConfig, require, stream_seed
 from course_lib.data import IGNORE, BatchStream, Corpus, eval_batches, prepare
-from course_lib.errors import CheckpointError, ConfigError
+from course_lib.errors import ConfigError
 from course_lib.events import (
     Finished,
     OnEvent,
+    Resumed,
     RunLog,
     Sampled,
     Saved,
@@ -32,10 +32,12 @@ from course_lib.events import (
     Validated,
     Validation,
 )
+from course_lib.files import Files
 from course_lib.machine import compile_problem, keep_memory, pick_device, set_threads
 from course_lib.model import GPT, generate
 from course_lib.optim import clip_by_global_norm, make_optimizer, make_scheduler
 from course_lib.recompute import recompute_blocks
+from course_lib.resume import saved_config
 from course_lib.step import Batch, StepParts, training_step
 
 __all__ = ["Batch", "StepParts", "Trainer", "saved_config", "training_step"]
@@ -87,7 +89,11 @@ class Trainer:
         """The last update was left out, because the scaler found a gradient that is not finite."""
         self._scale: float | None = None
         self.stream = BatchStream(self.corpus.train, self.context, config.batch, config.seed)
-        self.random = checkpoint.RandomState(config.seed, "training", self.device)
+        self.random = RandomState(config.seed, "training", self.device)
+        self.resumed: Resumed | None = None
+        """What a resume found; None for a run from its start."""
+        self.files = Files()
+        """Through which a checkpoint is written."""
         problem = compile_problem() if config.compile else None
         if problem:
             raise ConfigError(problem)
@@ -106,7 +112,7 @@ class Trainer:
             micro_batches=config.micro_batches,
         )
         if config.resume is not None:
-            self._load(checkpoint.find(config.resume))
+            self.resumed = resume.resume(self, config.resume)
 
     @property
     def step(self) -> int:
@@ -181,6 +187,8 @@ class Trainer:
         self.model.train()
         with RunLog(self.on_event, config.out) as log, StopSignal() as interrupt:
             log(Started(self.step, stop, self.parameters, self.device, self.policy.name, self.policy.reason))
+            if self.resumed is not None and self.resumed.step == self.step:
+                log(self.resumed)
             while self.step < stop and not interrupt.set:
                 record = training_step(self.parts, self.step)
                 self.stream.step = record.step + 1
@@ -234,22 +242,10 @@ class Trainer:
     # Checkpoints.
 
     def save(self, folder: Path | None = None) -> Path:
-        """Write a checkpoint to `folder` (None: `out`/step-N, or checkpoints/step-N) and return it."""
+        """Write a checkpoint to `folder` (None: `out`/step-N, or checkpoints/step-N), crash-safe, and return it."""
         if folder is None:
             folder = (self.config.out or Path("checkpoints")) / f"step-{self.step:06d}"
-        meta = {
-            "step": self.step,
-            "config": to_dict(self.config),
-            "precision": self.policy.name,
-            "scheduler": {key: value for key, value in self.scheduler.state_dict().items() if key != "lr_lambdas"},
-            "stream": self.stream.state_dict(),
-            "random": self.random.state_dict(),
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "data": self._digest(),
-        }
-        return checkpoint.save(
-            Path(folder), model=self.model, optimizer=self.optimizer, meta=meta, tokenizer=self.corpus.tokenizer
-        )
+        return resume.save(self, Path(folder))
 
     @classmethod
     def resume(
@@ -266,30 +262,6 @@ class Trainer:
         """
         return cls(saved_config(folder, **changes), model, corpus, on_event)
 
-    def _load(self, folder: Path) -> None:
-        meta = checkpoint.read_meta(folder)
-        if meta["data"] != self._digest():
-            raise CheckpointError(f"{folder}: this run's tokens differ from the data there; give the same text")
-        checkpoint.load_model(folder, self.model)
-        checkpoint.load_optimizer(folder, self.model, self.optimizer)
-        self.scheduler.load_state_dict({"lr_lambdas": [None] * len(self.optimizer.param_groups), **meta["scheduler"]})
-        if self.scaler is not None and meta.get("scaler"):
-            self.scaler.load_state_dict(meta["scaler"])
-        self.stream.load_state_dict(meta["stream"])
-        self.random.load_state_dict(meta["random"])
-
-    def _digest(self) -> str:
-        return hashlib.sha256(np.ascontiguousarray(self.corpus.train).tobytes()).hexdigest()
-
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def saved_config(folder: Path, **changes: Any) -> TrainConfig:
-    """The configuration that goes on from a checkpoint: its own, in the precision it chose, some fields changed."""
-    found = checkpoint.find(folder)
-    meta = checkpoint.read_meta(found)
-    config = from_dict(meta["config"])
-    out = found.parent if config.out is not None else None
-    return replace(config, **{"precision": meta["precision"], "out": out, "resume": found, **changes})
