@@ -7,6 +7,7 @@ from course_lib.widgets.hints import hint
 from course_lib.widgets.live import watch
 from course_lib.widgets.next_token import next_token_explorer
 from course_lib.widgets.predict import predict
+from course_lib.widgets.recompute import recompute_explorer
 from course_lib.widgets.rounding import accumulator_explorer, value_explorer
 from course_lib.widgets.show import show
 from course_lib.widgets.training_state import training_state_explorer
@@ -25,6 +26,7 @@ __all__ = [
     "hint",
     "next_token_explorer",
     "predict",
+    "recompute_explorer",
     "show",
     "training_state_explorer",
     "value_explorer",
