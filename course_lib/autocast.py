@@ -17,6 +17,9 @@ __all__ = ["TraceRow", "autocast_trace"]
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 
+UNSEEN = ("detach", "_unsafe_view", "empty", "empty_like", "empty_strided")  # they compute nothing
+
+
 class _Casts(Protocol):
     def autocast(self) -> Any:
         """A fresh context for one forward pass."""
@@ -24,7 +27,7 @@ class _Casts(Protocol):
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One operation that ran, with the dtypes that it really had. Views, which compute nothing, are left out."""
+    """One operation that ran, with the dtypes that it really had. What computes nothing, such as a view, is left out."""
 
     op: str
     """ATen name: mm, _to_copy (a cast, unless both dtypes are the same), native_layer_norm, ..."""
@@ -52,7 +55,7 @@ class _Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket.__name__ not in ("detach", "_unsafe_view"):
+        if not func.is_view and func.overloadpacket.__name__ not in UNSEEN:
             inputs = tuple(_short(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             outputs = [_short(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
             module = self.modules[-1] if self.modules else ""
