@@ -27,7 +27,7 @@ class _Casts(Protocol):
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One operation that ran, with the dtypes that it really had. What computes nothing, such as a view, is left out."""
+    """One operation that ran, with the dtypes that it really had. What computes nothing (views) is left out."""
 
     op: str
     """ATen name: mm, _to_copy (a cast, unless both dtypes are the same), native_layer_norm, ..."""
