@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course_lib.data import IGNORE
+from course_lib.masters import MasterWeights
 
 __all__ = ["Peak", "ledger", "storage_bytes"]
 
@@ -42,6 +43,7 @@ def ledger(
     targets: Tensor,
     optimizer: torch.optim.Optimizer | None = None,
     *,
+    masters: MasterWeights | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     loss: Callable[[Tensor, Tensor], Tensor] = token_loss,
 ) -> dict[str, int]:
@@ -50,6 +52,7 @@ def ledger(
     inputs, targets (B, T) int64. Categories: weights, gradients, optimizer, activations (what is alive between forward
     and backward and in no other: whatever autograd or a recomputed block keeps), logits (not saved, but alive until the
     loss is known), buffers, data. What a recomputed block makes again lives and dies in backward: `Peak` sees it.
+    With `masters` that are not empty, whose tensors the optimizer then holds, "masters" is a category too.
     A real step is taken, at learning rate 0: weights are the same after it, gradients and a state that was not there
     before are dropped again. Kernels' short-lived buffers are in none of these; `Peak` sees them.
     """
@@ -63,6 +66,8 @@ def ledger(
         "buffers": storage_bytes(model.buffers(), known),
         "data": storage_bytes([inputs, targets], known),
     }
+    if masters is not None and masters.masters:
+        out["masters"] = storage_bytes(masters.masters.values(), known)
     if optimizer is None:
         with torch.inference_mode(), autocast():
             out["logits"] = storage_bytes([model(inputs)], known)
@@ -84,6 +89,8 @@ def ledger(
     if fresh:
         for group in optimizer.param_groups:
             group["lr"] = 0.0
+        if masters is not None:
+            masters.take_gradients()
         optimizer.step()
     out["optimizer"] = storage_bytes(
         entry for state in optimizer.state.values() for entry in state.values() if isinstance(entry, Tensor)
@@ -93,6 +100,7 @@ def ledger(
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)
     return out
 
 

@@ -39,13 +39,15 @@ class StepParts:
     loss: Callable[[Tensor, Tensor, int], Tensor]
     """4. (logits (b, T, V), targets (b, T), valid) -> summed cross entropy / valid, a 0-d FP32 tensor."""
     backward: Callable[[Tensor], None]
-    """5. loss -> adds to `.grad` of every trainable parameter, in the parameter's own shape."""
+    """5. loss -> adds to `.grad` of every trainable parameter, in the parameter's own shape. FP16: times a loss scale."""
     clip: Callable[[], Tensor]
-    """6. -> norm of all gradients before clipping, a 0-d tensor; scales the gradients when the norm is too large."""
+    """6. -> norm of all gradients before clipping, a 0-d tensor; scales the gradients when the norm is too large. FP16:
+    the loss scale is divided out first."""
     optimizer: Callable[[], None]
-    """7. Updates the parameters from their gradients, then drops the gradients."""
+    """7. Updates the parameters from their gradients, then drops the gradients. FP16: no update when a gradient is not
+    finite; sets the next loss scale."""
     scheduler: Callable[[], float]
-    """8. -> learning rate of this update; sets the next one."""
+    """8. -> learning rate of this update; sets the next one, except after a skipped update."""
     record: Callable[[int, Tensor, Tensor, float, int, float], StepRecord]
     """9. (step, loss, grad norm, lr, tokens, seconds) -> the step's numbers; only here does the host wait for them."""
     micro_batches: int = 1

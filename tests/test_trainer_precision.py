@@ -16,8 +16,10 @@ from toys import toy_config, toy_corpus
 from course_lib.config import OptimConfig
 from course_lib.errors import ConfigError
 from course_lib.events import Event, Started, Stepped, StepRecord, event_to_dict
+from course_lib.memory import ledger
 from course_lib.model import GPT
 from course_lib.optim import clip_by_global_norm, lr_at
+from course_lib.planning.formulas import bytes_per_parameter
 from course_lib.train_cli import Progress
 from course_lib.trainer import Trainer, training_step
 
@@ -240,20 +242,28 @@ def test_masters_learn_what_bf16_weights_alone_do_not() -> None:
 
 def test_bytes_a_parameter_are_two_and_two_and_twelve() -> None:
     trainer = Trainer(toy_config(weights="bf16", precision="bf16"), corpus=CORPUS)
-    n = trainer.parameters
-    parts = trainer.parts
-    trainer.run(1)
-    inputs, targets = parts.input_ids(parts.batch(1, 0))
-    parts.backward(parts.loss(parts.forward(inputs), targets, 1))
-
-    def size(tensors: Any) -> int:
-        return sum(t.nbytes for t in tensors)
-
-    assert size(trainer.model.parameters()) == 2 * n
-    assert size(p.grad for p in trainer.model.parameters()) == 2 * n
-    assert all(m.grad is None for m in trainer.masters.masters.values())
-    state = [entry for entry in moments(trainer.optimizer) if entry.dim()]
-    assert size(trainer.masters.state_dict().values()) + size(state) == 12 * n
+    inputs, targets = trainer.parts.input_ids(trainer.parts.batch(0, 0))
+    before = snapshot(trainer)
+    for _ in range(2):  # with a fresh optimizer, and after a step
+        found = ledger(
+            trainer.model,
+            inputs,
+            targets,
+            trainer.optimizer,
+            masters=trainer.masters,
+            autocast=trainer.policy.autocast,
+        )
+        n = trainer.parameters
+        assert (found["weights"], found["gradients"], found["masters"]) == (2 * n, 2 * n, 4 * n)
+        counters = 4 * len(trainer.trained)
+        assert found["optimizer"] == 8 * n + counters
+        assert all(p.grad is None for p in [*trainer.model.parameters(), *trainer.masters.masters.values()])
+        assert equal(before["masters"], list(trainer.masters.state_dict().values()))
+        trainer.run(1)
+        before = snapshot(trainer)
+    assert bytes_per_parameter("adamw-16bit") == 2 + 2 + 4 + 8
+    plain = Trainer(toy_config(), corpus=CORPUS)
+    assert "masters" not in ledger(plain.model, inputs, targets, plain.optimizer, masters=plain.masters)
 
 
 # ---------------------------------------------------------------- models of the learner's own
