@@ -109,8 +109,7 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """bf16 or fp16: matrix products in 16 bits, fp16 with a loss scaler (slow on a CPU); auto: what a short probe says
-    is faster, never fp16 on a CPU."""
+    """bf16, fp16: matrix products in 16 bits, fp16 with a loss scaler (slow on a CPU); auto: as a short probe decides."""
     weights: Literal["fp32", "bf16"] = "fp32"
     """bf16: weights and gradients in BF16, the optimizer works on FP32 masters beside them."""
     compile: bool = False

@@ -39,7 +39,7 @@ class StepParts:
     loss: Callable[[Tensor, Tensor, int], Tensor]
     """4. (logits (b, T, V), targets (b, T), valid) -> summed cross entropy / valid, a 0-d FP32 tensor."""
     backward: Callable[[Tensor], None]
-    """5. loss -> adds to `.grad` of every trainable parameter, in the parameter's own shape. FP16: times a loss scale."""
+    """5. loss -> adds to `.grad` of every trainable parameter, in its own shape (FP16: times the loss scale)."""
     clip: Callable[[], Tensor]
     """6. -> norm of all gradients before clipping, a 0-d tensor; scales the gradients when the norm is too large. FP16:
     the loss scale is divided out first."""
