@@ -109,7 +109,7 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """bf16, fp16: matrix products in 16 bits, fp16 with a loss scaler (slow on a CPU); auto: as a short probe decides."""
+    """bf16, fp16: matrix products in 16 bits, fp16 with a loss scaler, slow on a CPU; auto: a short probe decides."""
     weights: Literal["fp32", "bf16"] = "fp32"
     """bf16: weights and gradients in BF16, the optimizer works on FP32 masters beside them."""
     compile: bool = False
