@@ -9,7 +9,7 @@ from course_lib.autocast import TraceRow, autocast_trace
 from course_lib.errors import ConfigError
 from course_lib.machine import bf16_speedup, runs
 from course_lib.masters import MasterWeights, stochastic_round
-from course_lib.probes import DTYPES, Capability, capabilities, fp16_speedup, trains
+from course_lib.probes import DTYPES, Capability, capabilities, casts, fp16_speedup, trains
 
 __all__ = [
     "Capability",
@@ -69,7 +69,7 @@ def precision_policy(device: str, wanted: str = "auto", weights: str = "fp32") -
                 f"asked for, but slow: an FP16 matrix product runs at {fp16_speedup():.2g} times the FP32 rate here",
             )
         return Policy("fp16", kind, "asked for")
-    if not runs(device, "bf16"):
+    if not (runs(device, "bf16") and casts(device, "bf16")):
         if wanted == "bf16" or weights == "bf16":
             field = "precision" if wanted == "bf16" else "weights"
             raise ConfigError(f"{field}='bf16' does not run on {kind} here; use {field}='fp32'")

@@ -10,7 +10,7 @@ import torch
 
 from course_lib.machine import matmul_rate
 
-__all__ = ["DTYPES", "Capability", "capabilities", "fp16_speedup", "trains"]
+__all__ = ["DTYPES", "Capability", "capabilities", "casts", "fp16_speedup", "trains"]
 
 DTYPES = {
     "fp64": torch.float64,
@@ -112,17 +112,27 @@ def _multiplies(device: str, name: str) -> bool:
 
 
 def _casts(device: str, name: str) -> bool:
+    kind = device.split(":")[0]
     a = torch.ones(16, 16, device=device)
-    with torch.amp.autocast(device, dtype=DTYPES[name]):
-        return torch.is_autocast_enabled(device) and (a @ a).dtype == DTYPES[name]
+    with torch.amp.autocast(kind, dtype=DTYPES[name]):
+        return torch.is_autocast_enabled(kind) and (a @ a).dtype == DTYPES[name]
+
+
+def casts(device: str, name: str) -> bool:
+    """Whether autocast to this format works there: some devices only warn and go on in FP32."""
+    return _answer(_casts, device, name)
 
 
 def trains(device: str, name: str) -> bool:
     """Whether a step with FP32 weights, autocast to this format and a loss scaler runs right, overflow included."""
+    return _answer(_trains, device, name)
+
+
+def _answer(test: Callable[[str, str], bool], device: str, name: str) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _trains(device, name)
+            return test(device, name)
         except REFUSALS:
             return False
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from course_lib.events import (
     Saved,
     Started,
     Stepped,
+    StepRecord,
     TrainResult,
     Validated,
     json_number,
@@ -76,9 +78,7 @@ class Progress:
         elif isinstance(event, Stepped):
             self.bar.update()
             if event.record.skipped:
-                self.write(
-                    f"step {event.record.step}: skipped, gradients overflowed at loss scale {event.record.scale:g}"
-                )
+                self.write(f"step {event.record.step}: skipped, {_why_skipped(event.record)}")
             elif event.record.step % 10 == 0:
                 self.bar.set_postfix_str(f"loss {event.record.loss:.3f}", refresh=False)
         elif isinstance(event, Validated):
@@ -96,6 +96,12 @@ class Progress:
         """Close the bar, also after an error."""
         if self.bar is not None:
             self.bar.close()
+
+
+def _why_skipped(record: StepRecord) -> str:
+    if not math.isfinite(record.loss):
+        return f"the loss is {record.loss}: a smaller loss scale does not cure that"
+    return f"gradients overflowed at loss scale {record.scale:g}"
 
 
 def result_to_dict(result: TrainResult) -> dict[str, Any]:

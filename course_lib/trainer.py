@@ -15,8 +15,8 @@ from course_lib import resume
 from course_lib.amp import MasterWeights, precision_policy
 from course_lib.checkpoint import RandomState
 from course_lib.config import ModelConfig, TrainConfig, require, stream_seed
-from course_lib.data import IGNORE, BatchStream, Corpus, eval_batches, prepare
-from course_lib.errors import ConfigError
+from course_lib.data import IGNORE, BatchStream, Corpus, eval_batches
+from course_lib.errors import ConfigError, CourseError
 from course_lib.events import (
     Finished,
     OnEvent,
@@ -43,6 +43,9 @@ from course_lib.step import Batch, StepParts, training_step
 __all__ = ["Batch", "StepParts", "Trainer", "saved_config", "training_step"]
 
 
+LOWEST_SCALE = 2.0**-100  # below 2^-128 GradScaler's 1 / scale is infinite, and it steps with NaN unseen
+
+
 class Trainer:
     """Trains any `nn.Module` that maps tokens (b, T) to logits (b, T, V).
 
@@ -62,7 +65,7 @@ class Trainer:
         self.config, self.on_event = config, on_event
         self.device = pick_device(config.device)
         self.policy = precision_policy(self.device, config.precision, config.weights)
-        self.corpus = prepare(config.data) if corpus is None else corpus
+        self.corpus = resume.prepared(config) if corpus is None else corpus
         tokenizer = self.corpus.tokenizer
         shape = config.model_config(tokenizer.vocab_size)
         self.model = (GPT(shape, config.seed) if model is None else model).to(self.device)
@@ -160,7 +163,13 @@ class Trainer:
             self._scale = self.scaler.get_scale()
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            self.skipped = self.scaler.get_scale() < self._scale  # only a skipped step lowers it
+            scale = self.scaler.get_scale()
+            self.skipped = scale < self._scale  # only a skipped step lowers it
+            if scale < LOWEST_SCALE:
+                raise CourseError(
+                    f"step {self.step}: the loss scale has fallen to {scale:.0e}, for every step was skipped: the loss "
+                    "or a gradient is not finite at any scale; find out why in precision='fp32'"
+                )
         if not self.skipped:
             self.masters.copy_back()
         self.optimizer.zero_grad(set_to_none=True)

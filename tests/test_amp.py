@@ -39,6 +39,7 @@ def test_the_ratio_of_fp16_is_measured() -> None:
 )
 def test_auto_on_a_gpu(native: bool, fp16_trains: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("course_lib.amp.runs", lambda *_: True)
+    monkeypatch.setattr("course_lib.amp.casts", lambda *_: True)
     monkeypatch.setattr("course_lib.amp.trains", lambda *_: fp16_trains)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     policy = precision_policy("cuda:0", "auto")
@@ -52,6 +53,20 @@ def test_what_does_not_train_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("course_lib.amp.runs", lambda *_: False)
     with pytest.raises(ConfigError, match="weights='fp32'"):
         precision_policy("cpu", "auto", weights="bf16")
+
+
+def test_bf16_that_multiplies_but_is_not_cast_to_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast of an older MPS warns and goes on in FP32: that is no BF16 training."""
+
+    def disabled(device: str, dtype: torch.dtype) -> Any:
+        return torch.autocast("cpu", enabled=False)
+
+    monkeypatch.setattr("course_lib.amp.bf16_speedup", lambda _: 3.0)
+    assert precision_policy("cpu", "auto").name == "bf16"
+    monkeypatch.setattr(torch.amp, "autocast", disabled)
+    assert precision_policy("cpu", "auto").name == "fp32"
+    with pytest.raises(ConfigError, match="bf16"):
+        precision_policy("cpu", "bf16")
 
 
 def test_only_fp16_has_a_scaler() -> None:
@@ -190,6 +205,13 @@ def test_values_of_the_format_stay(dtype: torch.dtype) -> None:
     for seed in range(3):
         rounded = stochastic_round(values, dtype, torch.Generator().manual_seed(seed))
         assert rounded.dtype == dtype and torch.equal(rounded.float(), values)
+
+
+def test_values_stay_whatever_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.from_numpy(every_value(torch.float16)).float()
+    for drawn in (0.0, 1 - 2**-24):
+        monkeypatch.setattr(torch, "rand", lambda size, it=drawn, **_: torch.full(size, it))
+        assert torch.equal(stochastic_round(values, torch.float16).float(), values)
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from toys import toy_config, toy_corpus
 
 from course_lib.config import OptimConfig
-from course_lib.errors import ConfigError
+from course_lib.errors import ConfigError, CourseError
 from course_lib.events import Event, Started, Stepped, StepRecord, event_to_dict
 from course_lib.memory import ledger
 from course_lib.model import GPT
@@ -22,6 +22,7 @@ from course_lib.optim import clip_by_global_norm, lr_at
 from course_lib.planning.formulas import bytes_per_parameter
 from course_lib.train_cli import Progress
 from course_lib.trainer import Trainer, training_step
+from course_lib.widgets.live import Watch
 
 CORPUS = toy_corpus()
 STEPS = 9
@@ -356,6 +357,38 @@ def test_a_skipped_step_is_in_the_log_the_events_and_the_terminal(tmp_path: Path
     assert len(told) == len(skipped) and "step 0: skipped" in told[0] and "2.09715e+06" in told[0]
     assert "slow" in lines[0] and "fp16" in lines[0] and "\n" not in lines[0]
     assert isinstance(events[0], Started) and "slow" in events[0].reason
+
+
+def test_the_live_curve_goes_on_without_the_losses_that_are_not_finite() -> None:
+    live = Watch("a run")
+    live._last = 5
+    for step, (loss, skipped) in enumerate([(5.0, False), (math.inf, True), (math.nan, True), (4.0, False)]):
+        live(Stepped(StepRecord(step, loss, math.inf, 1e-3, 8, 0.1, 4.0, skipped)))
+    assert live.losses == [5.0, 4.0] and live.steps == [0, 3]
+    numbers = dict((label, value) for value, label in live._numbers())
+    assert numbers["steps"] == "4 of 5" and numbers["steps skipped"] == "2"
+    assert "nan" not in live._svg() and "inf" not in live._svg()
+
+
+def test_the_terminal_tells_an_overflow_from_a_loss_that_is_not_finite() -> None:
+    lines: list[str] = []
+    progress = Progress(lines.append)
+    progress(Started(0, 3, 1, "cpu", "fp16", "asked for"))
+    progress(Stepped(StepRecord(0, 5.0, math.inf, 1e-3, 8, 0.1, 65536.0, True)))
+    progress(Stepped(StepRecord(1, math.nan, math.nan, 1e-3, 8, 0.1, 32768.0, True)))
+    progress.close()
+    assert lines[0] == "1 parameters, cpu, fp16" and "overflowed at loss scale 65536" in lines[1]
+    assert "step 1" in lines[2] and "loss is nan" in lines[2]
+
+
+def test_a_run_whose_every_step_is_skipped_ends_before_the_scaler_lets_nan_through() -> None:
+    trainer = Trainer(toy_config(precision="fp16", steps=400, optim=OPTIM), corpus=CORPUS)
+    loss = trainer.parts.loss
+    trainer.parts.loss = lambda *arguments: loss(*arguments) * math.nan
+    before = snapshot(trainer)
+    with pytest.raises(CourseError, match=r"step 11\d: the loss scale has fallen to"):
+        trainer.run()
+    assert equal(before["weights"], snapshot(trainer)["weights"])
 
 
 def test_numbers_that_are_not_finite_are_strict_json() -> None:
