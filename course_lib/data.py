@@ -73,15 +73,19 @@ def pack(tokenizer: Tokenizer, documents: Sequence[Document]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def prepare(config: DataConfig) -> Corpus:
-    """Documents, split, tokenizer (trained on the training documents only) and streams, as `config` says."""
+def prepare(config: DataConfig, tokenizer: Tokenizer | None = None) -> Corpus:
+    """Documents, split, tokenizer and streams, as `config` says.
+
+    tokenizer: that of a checkpoint; None: one that is trained on the training documents only.
+    """
     documents = default_corpus() if config.text is None else load_text(config.text)
     train, val = split_documents(documents, config.val_fraction, config.split_seed)
-    tokenizer: Tokenizer = (
-        BytesTokenizer()
-        if config.tokenizer == "bytes"
-        else BPETokenizer.train(_first(train, TOKENIZER_CHARACTERS), config.vocab_size)
-    )
+    if tokenizer is None:
+        tokenizer = (
+            BytesTokenizer()
+            if config.tokenizer == "bytes"
+            else BPETokenizer.train(_first(train, TOKENIZER_CHARACTERS), config.vocab_size)
+        )
     return Corpus(
         tokenizer=tokenizer,
         train=pack(tokenizer, train),

@@ -12,14 +12,16 @@ import numpy as np
 
 from course_lib import checkpoint
 from course_lib.config import TrainConfig, from_dict, to_dict
+from course_lib.data import Corpus, prepare
 from course_lib.errors import CheckpointError, ConfigError
 from course_lib.events import Resumed
 from course_lib.store import Latest, keep_last
+from course_lib.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from course_lib.trainer import Trainer
 
-__all__ = ["PARTS", "restore", "resume", "save", "saved_config"]
+__all__ = ["PARTS", "prepared", "restore", "resume", "save", "saved_config"]
 
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "cursor", "random")
 """What a resume needs besides the same configuration, text and tokenizer, in the order of restoring."""
@@ -59,6 +61,11 @@ def save(trainer: Trainer, folder: Path) -> Path:
     )
     keep_last(path, trainer.config.keep_checkpoints, trainer.files)
     return path
+
+
+def prepared(config: TrainConfig) -> Corpus:
+    """The run's text as tokens; of a run that goes on, with its checkpoint's tokenizer, not learned again."""
+    return prepare(config.data, None if config.resume is None else load_tokenizer(checkpoint.find(config.resume)))
 
 
 def resume(trainer: Trainer, folder: Path) -> Resumed:
