@@ -152,12 +152,11 @@ def _trains(device: str, name: str) -> bool:
         out = x @ weight
     scaler.scale(out.float().sum()).backward()
     scaler.unscale_(optimizer)
-    right = weight.grad is not None and bool((weight.grad == 16).all())
     scaler.step(optimizer)
     scaler.update()
-    stepped = bool((weight == -15).all())
+    stepped = bool((weight == -15).all())  # 1 - 16: the scale was divided out
     optimizer.zero_grad()
     scaler.scale((weight * torch.inf).sum()).backward()
     scaler.step(optimizer)
     scaler.update()
-    return right and stepped and bool((weight == -15).all()) and scaler.get_scale() == 32.0
+    return stepped and bool((weight == -15).all()) and scaler.get_scale() == 32.0
