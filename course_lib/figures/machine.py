@@ -87,7 +87,7 @@ def chapter_times(chapters: Sequence[tuple[str, float, float]]) -> Figure:
     ax.set_yticks(range(len(chapters)), [name for name, _, _ in chapters])
     ax.tick_params(axis="y", labelsize=9.5, labelcolor=COLORS["ink"])
     ax.set_ylim(len(chapters) - 0.5, -0.5)
-    ax.set_xlim(0, 1.4 * max(minutes for _, minutes, _ in chapters))
+    ax.set_xlim(0, 1.5 * max(minutes for _, minutes, _ in chapters))
     ax.set_xticks([])
     ax.grid(False)
     return fig
