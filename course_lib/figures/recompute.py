@@ -33,13 +33,14 @@ def live_bytes(
         ax.fill_between(at[:forward], data[:forward], color=COLORS["forward"], alpha=0.85, linewidth=0)
         ax.fill_between(at[forward - 1 :], data[forward - 1 :], color=COLORS["backward"], alpha=0.85, linewidth=0)
         peak = int(np.argmax(data))
-        note(ax, f"{readable(float(data[peak]))} MB", (peak, float(data[peak])), offset=(34, 10), color="ink")
+        side = 34 if peak < len(data) / 2 else -34
+        note(ax, f"{readable(float(data[peak]))} MB", (peak, float(data[peak])), offset=(side, 12), color="ink")
         panel_title(ax, name)
         ax.set_xlabel("operators, in the order in which they run")
         ax.set_ylim(0, top * 1.18)
         ax.set_xlim(0, len(data))
-    axes[0].set_ylabel("MB alive, weights not counted")
-    key(axes[-1], [("forward", COLORS["forward"]), ("backward", COLORS["backward"])])
+    axes[0].set_ylabel("MB alive")
+    key(axes[0], [("forward", COLORS["forward"]), ("backward", COLORS["backward"])])
     if row:
         numbers(fig, row)
     return fig

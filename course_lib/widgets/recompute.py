@@ -85,11 +85,11 @@ def recompute_explorer() -> Explorer:
                 default=2048,
                 format=",.0f",
             ),
-            ChoiceControl(name="mode", label="what is recomputed", options=list(_MODES), default="keep everything"),
+            ChoiceControl(name="mode", label="what is recomputed", options=list(_MODES), default="all blocks"),
         ],
         presets=[
-            Preset("A long text", {"length": 32_768}),
-            Preset("A long text, recomputed", {"length": 32_768, "mode": "all blocks"}),
+            Preset("A long text", {"length": 32_768, "mode": "keep everything"}),
+            Preset("The same, recomputed", {"length": 32_768}),
             Preset("A deep model", {"blocks": 80}),
         ],
         goals=[
