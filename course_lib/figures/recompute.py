@@ -81,7 +81,7 @@ def cost_of_modes(rows: Mapping[str, Mapping[str, float]], *, title: str, subtit
     left.set_xlim(0, max(entry["peak"] for entry in rows.values()) / 1e6 * 1.62)
     right.set_xlim(0, max(max(entry["time"], entry["flops"]) for entry in rows.values()) * 1.2)
     panel_title(left, "MB of activations")
-    panel_title(right, "time of a step (bar), its FLOPs (dot)")
+    panel_title(right, "time (bar) and FLOPs (dot)")
     right.axvline(1, color=COLORS["grey"], linewidth=1, linestyle=(0, (2, 2)))
     return fig
 
@@ -105,7 +105,7 @@ def bytes_curves(
             if formula is None:
                 style["linestyle"] = (0, (1, 2))
             (line,) = ax.plot(xs, ys, **style)
-            ax.plot(xs, np.asarray(measured) / 1e6, "o", color=style["color"], markersize=5)
+            ax.plot(xs, np.asarray(measured) / 1e6, "o", color=style["color"], markersize=5, clip_on=False)
             lines.append((line, name))
         end_labels(ax, lines)
         ax.set_xlabel(axis)
