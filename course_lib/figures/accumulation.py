@@ -14,7 +14,6 @@ from course_lib.figures.style import (
     new_figure,
     new_panels,
     numbers,
-    panel_title,
     series,
 )
 
@@ -189,10 +188,10 @@ def memory_and_speed(
     for place, speed in zip(places, speeds.values(), strict=True):
         text = f"{speed / 1e3:.1f}"
         right.annotate(text, (place, speed / 1e3), xytext=(0, 4), textcoords="offset points", ha="center", size=9.5)
-    for ax, words in ((left, "peak, in MB"), (right, "thousand tokens a second")):
+    for ax, words in ((left, "peak of one update, MB"), (right, "thousand tokens a second")):
         ax.set_xticks(places, [str(size) for size in peaks])
         ax.set_xlabel("sequences in a micro-batch")
-        panel_title(ax, words)
+        ax.set_ylabel(words)
         ax.margins(y=0.1)
     key(left, [(name, shades[name]) for name in (*fixed, "the rest")])
     if row:
@@ -203,14 +202,14 @@ def memory_and_speed(
 def differences(
     sizes: Mapping[str, tuple[float, float]], draws: int, *, title: str, subtitle: str | None = None, row: Row = ()
 ) -> Figure:
-    """Relative difference from the large batch, a row a cause: (of one draw, of the mean of `draws`); log axis."""
+    """Difference from the large batch, a row a cause: (of a typical draw, of the mean of `draws`); rounding is grey."""
     fig, ax = new_figure(title, subtitle, height=70 + 44 * len(sizes))
     ax.set_xscale("log")
     for place, (one, many) in enumerate(sizes.values()):
-        noise = many < 2 * one / np.sqrt(draws)
+        last = "grey" if one < 1e-4 else "blue" if many < 2 * one / np.sqrt(draws) else "vermilion"
         ax.plot([many, one], [place, place], color=COLORS["rule"], linewidth=3, solid_capstyle="round", zorder=1)
         ax.plot(one, place, "o", color=COLORS["orange"], markersize=9, zorder=2)
-        ax.plot(many, place, "o", color=COLORS["blue"] if noise else COLORS["vermilion"], markersize=9, zorder=2)
+        ax.plot(many, place, "o", color=COLORS[last], markersize=9, zorder=2)
         ax.annotate(f"{one:.1g}", (one, place), xytext=(9, 0), textcoords="offset points", va="center", size=9.5)
         ax.annotate(
             f"{many:.1g}",
@@ -228,8 +227,11 @@ def differences(
     ax.set_xlim(min(values) / 8, max(values) * 8)
     ax.grid(False)
     ax.grid(True, axis="x", color="#E4E4E4", linewidth=0.8)
-    ax.set_xlabel("relative difference of the gradient from that of the large batch")
-    key(ax, [("one draw", "orange"), (f"mean of {draws}: falls", "blue"), (f"mean of {draws}: stays", "vermilion")])
+    ax.set_xlabel("difference from the gradient of the large batch, in lengths of that gradient")
+    key(
+        ax,
+        [("a typical draw", "orange"), (f"mean of {draws}: falls", "blue"), (f"mean of {draws}: stays", "vermilion")],
+    )
     if row:
         numbers(fig, row)
     return fig

@@ -30,10 +30,10 @@ def doublings(
     for index, (name, values) in enumerate(losses.items()):
         curve = smoothed(values, max(4, len(values) // 8))
         updates = np.arange(1, len(values) + 1)
-        left.plot(updates * tokens[name] / 1e3, curve, **series(index))
-        (line,) = right.plot(updates, curve, **series(index))
+        (line,) = left.plot(updates * tokens[name] / 1e3, curve, **series(index))
+        right.plot(updates, curve, **series(index))
         ends.append((line, name))
-    end_labels(right, ends)
+    end_labels(left, ends)
     panel_title(left, "after so many tokens")
     panel_title(right, "after so many updates")
     left.set_xlabel("thousand tokens read")
