@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from course_lib.errors import ConfigError
 from course_lib.settings import between, nearest, one_of, positive, require, stream_seed
 from course_lib.shapes import PRESETS, ModelConfig, ModelOverrides, preset
 
@@ -198,7 +199,8 @@ def from_dict(data: dict[str, Any]) -> TrainConfig:
         known = {f.name for f in fields(kind)}
         clean: dict[str, Any] = {}
         for name, value in values.items():
-            require(name in known, f"{kind.__name__} has no field {name!r}{nearest(name, known)}")
+            if name not in known:
+                raise ConfigError(f"{kind.__name__} has no field {name!r}{nearest(name, known)}")
             if isinstance(value, dict):
                 value = build(parts[name], value)
             elif name in paths and value is not None:

@@ -63,14 +63,14 @@ def save(trainer: Trainer, folder: Path) -> Path:
     return path
 
 
-def prepared(config: TrainConfig) -> Corpus:
+def prepared(config: TrainConfig, found: Latest | None) -> Corpus:
     """The run's text as tokens; of a run that goes on, with its checkpoint's tokenizer, not learned again."""
-    return prepare(config.data, None if config.resume is None else load_tokenizer(checkpoint.find(config.resume)))
+    path = None if found is None else found.path
+    return prepare(config.data, None if path is None else load_tokenizer(path))
 
 
-def resume(trainer: Trainer, folder: Path) -> Resumed:
-    """Restore the checkpoint that `folder` stands for, and say what was skipped and what differs."""
-    found = checkpoint.look(folder)
+def resume(trainer: Trainer, found: Latest) -> Resumed:
+    """Restore what `course_lib.checkpoint.look` found, and say what was skipped and what differs."""
     assert found.path is not None
     restore(trainer, found.path)
     return _told(trainer, found.path, found)

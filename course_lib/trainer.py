@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from course_lib import resume
 from course_lib.amp import MasterWeights, precision_policy
-from course_lib.checkpoint import RandomState
+from course_lib.checkpoint import RandomState, look
 from course_lib.config import ModelConfig, TrainConfig, require, stream_seed
 from course_lib.data import IGNORE, BatchStream, Corpus, eval_batches
 from course_lib.errors import ConfigError, CourseError
@@ -65,7 +65,8 @@ class Trainer:
         self.config, self.on_event = config, on_event
         self.device = pick_device(config.device)
         self.policy = precision_policy(self.device, config.precision, config.weights)
-        self.corpus = resume.prepared(config) if corpus is None else corpus
+        found = None if config.resume is None else look(config.resume)
+        self.corpus = resume.prepared(config, found) if corpus is None else corpus
         tokenizer = self.corpus.tokenizer
         shape = config.model_config(tokenizer.vocab_size)
         self.model = (GPT(shape, config.seed) if model is None else model).to(self.device)
@@ -114,8 +115,8 @@ class Trainer:
             record=self._record,
             micro_batches=config.micro_batches,
         )
-        if config.resume is not None:
-            self.resumed = resume.resume(self, config.resume)
+        if found is not None:
+            self.resumed = resume.resume(self, found)
 
     @property
     def step(self) -> int:
