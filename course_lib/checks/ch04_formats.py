@@ -126,7 +126,7 @@ def round_cases(seed: int) -> list[Case]:
     edge = [65504.0, 65519.0, 65519.99, 65520.0, -65520.0, 70000.0, -1e6, 65503.0]
     small = [0.01, 0.017, 0.3, 1.06, 1.0625, 1.1875, 200.0, 239.0, 248.0, 300.0, -0.0146, 0.0009, 0.001]
     return [
-        case("FP16, values between two neighbours", 5, 10, spread(-8, 12, 8)),
+        case("FP16, values between two neighbours", 5, 10, [1 / 3, *spread(-8, 12, 8)]),
         case("FP16, exactly halfway", 5, 10, ties),
         case("FP16, below the smallest normal value", 5, 10, tiny),
         case("FP16, around the largest value", 5, 10, edge),

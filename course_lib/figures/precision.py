@@ -201,7 +201,7 @@ def capability_table(
     subtitle: str | None = None,
 ) -> Figure:
     """A table of what was probed: {row: cells}. True is green, False vermilion, None grey, a number is written."""
-    fig, ax = new_figure(title, subtitle, height=34 + 30 * len(rows))
+    fig, ax = new_figure(title, subtitle, height=52 + 30 * len(rows))
     shades = {True: tint(COLORS["green"], 0.45), False: tint(COLORS["vermilion"], 0.45)}
     for y, cells in enumerate(rows.values()):
         for x, cell in enumerate(cells):
