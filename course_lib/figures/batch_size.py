@@ -54,7 +54,14 @@ def batch_scale(tokens: float, published: Mapping[str, float], *, title: str, su
         ax.plot([low, size], [place, place], color=COLORS["rule"], linewidth=1.0)
         ax.plot(size, place, "o", color=COLORS["grey"], markersize=7)
         ax.annotate(
-            name, (size, place), xytext=(9, 0), textcoords="offset points", va="center", size=9.5, color=COLORS["ink"]
+            name,
+            (size, place),
+            xytext=(9, 0),
+            textcoords="offset points",
+            va="center",
+            size=9.5,
+            color=COLORS["ink"],
+            bbox={"facecolor": COLORS["paper"], "edgecolor": "none", "pad": 1.0},
         )
     ax.barh(rows, tokens, height=0.55, color=COLORS["blue"])
     ax.axvline(tokens, color=COLORS["blue"], linewidth=1.0, linestyle=(0, (2, 2)))

@@ -76,7 +76,7 @@ def batch_calculator() -> Explorer:
     return explorer(
         _draw,
         [
-            IntControl(name="micro_batch", label="micro-batch a device", unit="sequences", min=1, max=64, default=4),
+            IntControl(name="micro_batch", label="micro-batch", unit="sequences", min=1, max=64, default=4),
             IntControl(name="accumulation", label="accumulation steps", min=1, max=128, default=8),
             IntControl(name="data_parallel", label="data-parallel ranks", min=1, max=512, default=16),
             IntControl(name="tensor", label="tensor-parallel ranks", min=1, max=16, default=1),
