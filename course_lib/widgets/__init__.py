@@ -1,6 +1,7 @@
 """What the notebooks call to show things: pictures, predictions, explorers, live training, hints."""
 
 from course_lib.widgets.batch_calculator import batch_calculator
+from course_lib.widgets.checkpoint_explorer import checkpoint_explorer
 from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
 from course_lib.widgets.explorer import Goal, Preset, View, explorer
 from course_lib.widgets.hints import hint
@@ -22,6 +23,7 @@ __all__ = [
     "View",
     "accumulator_explorer",
     "batch_calculator",
+    "checkpoint_explorer",
     "explorer",
     "hint",
     "next_token_explorer",

@@ -1,0 +1,126 @@
+"""Walk through a real checkpoint on disk: pick a file and a part of it, see its bytes and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from course_lib.figures.checkpoint import bytes_of_a_part, kind_of
+from course_lib.widgets.controls import ChoiceControl, IntControl
+from course_lib.widgets.explorer import Explorer, Goal, Preset, View, explorer
+
+if TYPE_CHECKING:
+    from course_lib.anatomy import Part
+
+__all__ = ["checkpoint_explorer"]
+
+ROWS = 8
+_DTYPES = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+}
+
+
+def _read_as(part: Part, data: bytes) -> list[str]:
+    """What each row of 16 bytes says: numbers of a tensor, characters of a text."""
+    rows = [data[at : at + 16] for at in range(0, len(data), 16)]
+    kind = _DTYPES.get(part.dtype)
+    if kind is None:
+        return ["".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row) for row in rows]
+    out = []
+    for row in rows:
+        values = np.frombuffer(row[: len(row) // kind.itemsize * kind.itemsize], dtype=kind)
+        shown = values[:4]
+        words = [f"{int(v):,}" if kind.kind in "iu" else f"{float(v):.3g}" for v in shown]
+        out.append("  ".join(words) + ("  …" if len(values) > 4 else ""))
+    return out
+
+
+def _size(count: int) -> str:
+    return f"{count:,} byte{'' if count == 1 else 's'}"
+
+
+class _Walk:
+    """Draws one part of one file; headers are read once."""
+
+    def __init__(self, folder: Path) -> None:
+        from course_lib.anatomy import contents
+
+        self.folder = folder
+        self.files: dict[str, list[Part]] = {}
+        for part in contents(folder):
+            self.files.setdefault(part.file, []).append(part)
+
+    def draw(self, file: str, part: int, through: int) -> View:
+        parts = self.files[file]
+        number = min(part, len(parts) - 1)
+        chosen = parts[number]
+        last = max(0, chosen.bytes - 16 * ROWS)
+        skip = min(last, round(last * through / 100 / 16) * 16 + (16 if through == 100 and last % 16 else 0))
+        with (self.folder / file).open("rb") as stream:
+            stream.seek(chosen.offset + skip)
+            data = stream.read(min(16 * ROWS, chosen.bytes - skip))
+        shape = " x ".join(map(str, chosen.shape))
+        what = f"{chosen.dtype}{', ' + shape if shape else ''}"
+        title = f"{chosen.name or 'empty'}: {_size(chosen.bytes)} of {file}"
+        fig = bytes_of_a_part(
+            [(kind_of(one.file, one.name), one.bytes) for one in parts],
+            number,
+            chosen.offset + skip,
+            data,
+            _read_as(chosen, data),
+            title=title,
+            subtitle=f"Part {number} of 0 to {len(parts) - 1}. Left: place in the file; right: what a row says.",
+        )
+        row = [
+            (f"{chosen.bytes:,}", "bytes"),
+            (f"{chosen.bytes / sum(one.bytes for one in parts):.1%}", "of this file"),
+            (what, "type and shape"),
+        ]
+        book = {"file": file, "name": chosen.name}
+        return View(fig, alt=f"{title}. {what}.", numbers=row, data=book)
+
+
+def _found(file: str, *names: str) -> Any:
+    def reached(values: Mapping[str, Any], view: View) -> bool:
+        return view.data["file"] == file and any(name in str(view.data["name"]) for name in names)
+
+    return reached
+
+
+def checkpoint_explorer(folder: Path) -> Explorer:
+    """Display the explorer of chapter 6 on the checkpoint in `folder`; reads it again for every picture."""
+    walk = _Walk(folder)
+    files = list(walk.files)
+    most = max(len(parts) for parts in walk.files.values()) - 1
+    first = next(name for name in files if name.startswith("model"))
+    counter = next(i for i, one in enumerate(walk.files["optimizer.safetensors"]) if one.name.endswith("/step"))
+    return explorer(
+        walk.draw,
+        [
+            ChoiceControl(name="file", label="file", options=files, default=first),
+            IntControl(name="part", label="part of the file", min=0, max=most, default=2),
+            IntControl(name="through", label="place in the part", unit="%", min=0, max=100, default=0),
+        ],
+        presets=[
+            Preset("The first 8 bytes", {"part": 0}),
+            Preset("The header", {"part": 1}),
+            Preset("A step count of AdamW", {"file": "optimizer.safetensors", "part": counter}),
+        ],
+        goals=[
+            Goal("What says which batch comes next", _found("meta.json", "stream")),
+            Goal("What dropout's next mask is drawn from", _found("meta.json", "random")),
+            Goal("The mean of squared gradients of some tensor", _found("optimizer.safetensors", "exp_avg_sq")),
+        ],
+        title="A real checkpoint, byte by byte",
+        caption="Above, the file as a bar of its parts, the chosen one marked; below, its bytes and what they say.",
+    )
