@@ -37,7 +37,9 @@ Examples:
   course train                                the default run
   course train --text book.txt --steps 2000   a text of your own
   course train --preset small --out runs/a    a larger model; metrics and checkpoints in runs/a
-  course train --resume runs/a                go on after Ctrl-C, exactly
+  course train --resume runs/a                go on from its newest complete checkpoint, exactly
+  course train --out runs/a --checkpoint-every 100 --keep-checkpoints 3
+                                              a checkpoint every 100 steps, the last three kept
   course train --json                         one line of JSON on stdout, everything else on stderr
 
 Ctrl-C ends a run after its current step, with a checkpoint if there is --out (exit status 130)."""
