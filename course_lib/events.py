@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from course_lib.errors import ConfigError
+
 __all__ = [
     "Event",
     "Finished",
@@ -221,8 +223,11 @@ class RunLog:
 
     def __enter__(self) -> "RunLog":
         if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
-            self._file = (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n")
+            try:
+                self.out.mkdir(parents=True, exist_ok=True)
+                self._file = (self.out / "metrics.jsonl").open("a", encoding="utf-8", newline="\n")
+            except OSError as error:
+                raise ConfigError(f"out={self.out} cannot be written ({error.strerror}); give another folder") from None
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -53,6 +53,7 @@ def test_without_json_a_line_of_text(text: Path, capfd: pytest.CaptureFixture[st
         (["--text", "/no/such/file"], "/no/such/file"),
         (["--resume", "/no/such/run"], "/no/such/run"),
         (["--micro-batch", "5"], "micro_batch=3"),
+        (["--steps", "30", "--out", str(Path(__file__) / "x")], "cannot be written"),
     ],
 )
 def test_what_cannot_run_is_one_line_and_exit_2(words: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -110,3 +111,20 @@ def test_ctrl_c_saves_and_exits_130(text: Path, tmp_path: Path) -> None:
     result = json.loads(stdout)
     assert result["interrupted"] and Path(result["checkpoint"]).is_dir()
     assert "Traceback" not in stderr
+
+
+def test_a_resume_says_what_it_skips_and_what_differs(
+    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--steps", "4", "--batch", "4", "--checkpoint-every", "1", "--keep-checkpoints", "2", "--quiet"]
+    assert cli.main(["train", *SMALL, "--text", str(text), "--out", str(out), *words]) == 0
+    assert sorted(path.name for path in out.glob("step-*")) == ["step-000003", "step-000004"]
+    (out / "step-000004" / "COMPLETE.json").unlink()
+    capfd.readouterr()
+    assert cli.main(["train", "--resume", str(out), "--steps", "5"]) == 0
+    _, err = capfd.readouterr()
+    assert "skipped step-000004: incomplete: no COMPLETE.json" in err
+    assert f"going on from {out / 'step-000003'} at step 3" in err
+    assert "not as it was then: config.steps was 4, is 5" in err
+    assert sorted(path.name for path in out.glob("step-*")) == ["step-000004", "step-000005"]
