@@ -126,16 +126,18 @@ def gradients_in_fp16(
         (-14, 16, "normal", COLORS["green"]),
         (16, high, "∞", COLORS["vermilion"]),
     ]
-    for ax, (name, sizes) in zip(axes, panels.items(), strict=True):
+    edges = np.arange(low, high + 1)
+    shares = {}
+    for name, sizes in panels.items():
         powers = np.log2(sizes[sizes > 0])
-        counts, edges = np.histogram(powers, bins=np.arange(low, high + 1))
-        share = counts / max(len(powers), 1)
+        shares[name] = np.histogram(powers, bins=edges)[0] / max(len(powers), 1)
+    top = 1.25 * max(float(share.max()) for share in shares.values()) or 1.0
+    for ax, (name, share) in zip(axes, shares.items(), strict=True):
         for start, stop, _, color in zones:
             ax.axvspan(start, stop, color=tint(color, 0.18), linewidth=0)
         middles = edges[:-1] + 0.5
         shades = [next(c for a, b, _, c in zones if a <= m < b) for m in middles]
         ax.bar(middles, share, width=0.9, color=shades)
-        top = 1.25 * float(share.max(initial=0.1))
         for start, stop, words, color in zones:
             ax.text((start + stop) / 2, top * 0.95, words, ha="center", va="top", size=9, color=ink(color))
         ax.set_ylim(0, top)

@@ -148,7 +148,8 @@ class LabPage:
     def pictures(self) -> list[str]:
         """Every picture and static face that the file holds is on the page, drawn, and has its caption."""
         problems: list[str] = self.page.evaluate(_PICTURES)
-        seen = self.page.evaluate("() => [...document.querySelectorAll('.jp-OutputArea-output img')].length")
+        drawn = ".jp-OutputArea-output img, .course-explorer-picture [role=img]:not(img)"  # or HTML, once alive
+        seen = self.page.locator(drawn).count()
         outputs = [output.get("data", {}) for cell in self.cells for output in cell.get("outputs", [])]
         pictures = sum("image/png" in data or "<img" in "".join(data.get("text/html", "")) for data in outputs)
         if seen < pictures:
