@@ -171,8 +171,8 @@ class Own(nn.Module):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_trainer_ends_in_the_same_bits(mode: str, own: bool, dropout: float) -> None:
+@pytest.mark.parametrize(("dropout", "precision"), [(0.0, "fp32"), (0.2, "fp32"), (0.2, "bf16"), (0.2, "fp16")])
+def test_trainer_ends_in_the_same_bits(mode: str, own: bool, dropout: float, precision: str) -> None:
     def train(config: TrainConfig) -> list[Tensor]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -184,7 +184,7 @@ def test_trainer_ends_in_the_same_bits(mode: str, own: bool, dropout: float) -> 
             training_step(trainer.parts, step)
         return [p.detach() for p in trainer.model.parameters()]
 
-    plain: dict[str, Any] = {"batch": 8, "micro_batch": 4, "model": {"dropout": dropout}}
+    plain: dict[str, Any] = {"batch": 8, "micro_batch": 4, "model": {"dropout": dropout}, "precision": precision}
     assert same(train(toy_config(**plain, activation_checkpointing=mode)), train(toy_config(**plain)))
 
 

@@ -189,7 +189,9 @@ def fits_in(
     for place, sizes in enumerate(runs.values()):
         start = 0.0
         for name, size in sizes.items():
-            ax.barh(place, size / 1e9, left=start, height=0.6, color=shades[name], edgecolor=COLORS["paper"])
+            ax.barh(
+                place, size / 1e9, left=start, height=0.6, color=shades[name], edgecolor=COLORS["paper"], linewidth=0.6
+            )
             start += size / 1e9
         ax.annotate(
             f"{readable(start)} GB", (start, place), xytext=(7, 0), textcoords="offset points", va="center", size=10

@@ -45,7 +45,7 @@ def _draw(blocks: int, length: float, mode: str) -> View:
     saved = 1 - (short["activations"] + short["block computed again"]) / full["activations"]
     runs = {"keep everything": full} | ({mode: short} if way != "none" else {})
     verdict = "fits" if total <= _DEVICE * 1e9 else "does not fit"
-    words = f"{blocks} blocks, {context:,} tokens, {mode}: {total / 1e9:.3g} GB, {verdict}"
+    words = f"{blocks} block{'s' * (blocks > 1)}, {context:,} tokens, {mode}: {total / 1e9:.3g} GB, {verdict}"
     row = [
         (f"{total / 1e9:.3g} GB", "at the worst moment"),
         (f"{saved:.0%}", "of the activations saved"),
