@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -275,33 +276,30 @@ def bytes_of_a_part(
     offset: where `data` begins in the file; `read_as` has a text for every row of 16 bytes.
     """
     fig, (bar, page) = new_panels(title, subtitle, height=236, cols=1, rows=2, height_ratios=[1, 3.4])
-    total, start = max(1, sum(size for _, size in sizes)), 0
-    for place, (kind, size) in enumerate(sizes):
-        color = KINDS[kind] if place == chosen else tint(KINDS[kind], 0.4)
-        bar.barh(0, size / total, left=start / total, height=0.6, color=color)
-        if size > total / 200:
-            bar.vlines((start + size) / total, -0.3, 0.3, color=COLORS["paper"], linewidth=0.8)
-        if place == chosen:
-            middle = (start + size / 2) / total
-            bar.plot(middle, -0.62, marker="v", color=COLORS["ink"], markersize=8)
-        start += size
+    total = max(1, sum(size for _, size in sizes))
+    ends = np.cumsum([size for _, size in sizes]) / total
+    spans = [(float(end) - size / total, size / total) for end, (_, size) in zip(ends, sizes, strict=True)]
+    colors = [KINDS[kind] if at == chosen else tint(KINDS[kind], 0.4) for at, (kind, _) in enumerate(sizes)]
+    bar.broken_barh(spans, (-0.3, 0.6), facecolors=colors)
+    bar.vlines([left for left, width in spans if width > 0.005], -0.3, 0.3, color=COLORS["paper"], linewidth=0.8)
+    left, width = spans[chosen]
+    bar.plot(left + width / 2, -0.62, marker="v", color=COLORS["ink"], markersize=8)
     bar.set_xlim(0, 1)
     bar.set_ylim(0.45, -0.95)
     bar.set_yticks([])
     bar.set_xticks([])
     page.set_xlim(0, 100)
-    page.set_ylim(7.6, -0.6)
+    page.set_ylim(1, 0)
     for ax in (bar, page):
         ax.grid(False)
         ax.spines["bottom"].set_visible(False)
     page.set_yticks([])
     page.set_xticks([])
-    mono = {"family": "DejaVu Sans Mono", "va": "center", "size": 9.0}
-    for line, at in enumerate(range(0, len(data), 16)):
-        piece = data[at : at + 16]
-        words = " ".join(f"{piece[i : i + 4].hex(' ')} " for i in range(0, len(piece), 4))
-        page.text(0, line, f"{offset + at:>9,}", color=COLORS["muted"], **mono)
-        page.text(11.5, line, words, color=COLORS["ink"], **mono)
-        text = page.text(63, line, read_as[line], color=ink(KINDS[sizes[chosen][0]]), **mono)
-        text.set_parse_math(False)
+    mono: dict[str, Any] = {"family": "DejaVu Sans Mono", "va": "top", "size": 9.0, "linespacing": 1.75}
+    rows = [data[at : at + 16] for at in range(0, len(data), 16)]
+    hexes = [" ".join(f"{row[i : i + 4].hex(' ')} " for i in range(0, len(row), 4)) for row in rows]
+    places = [f"{offset + 16 * line:>9,}" for line in range(len(rows))]
+    shade = ink(KINDS[sizes[chosen][0]])
+    for x, lines, color in ((0.0, places, COLORS["muted"]), (11.5, hexes, COLORS["ink"]), (63.0, read_as, shade)):
+        page.text(x, 0, "\n".join(lines), color=color, **mono).set_parse_math(False)
     return fig
