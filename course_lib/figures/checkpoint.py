@@ -24,6 +24,7 @@ from course_lib.figures.style import (
 )
 
 __all__ = [
+    "KINDS",
     "bytes_of_a_part",
     "checkpoint_map",
     "differences_at_the_end",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from course_lib.figures.checkpoint import bytes_of_a_part, kind_of
+from course_lib.figures.checkpoint import KINDS, bytes_of_a_part, kind_of
 from course_lib.widgets.controls import ChoiceControl, IntControl
 from course_lib.widgets.explorer import Explorer, Goal, Preset, View, explorer
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from course_lib.anatomy import Part
 
 __all__ = ["checkpoint_explorer"]
@@ -49,6 +53,35 @@ def _size(count: int) -> str:
     return f"{count:,} byte{'' if count == 1 else 's'}"
 
 
+@dataclass(frozen=True)
+class _Look:
+    """One place in a file."""
+
+    parts: list[Part]
+    number: int
+    offset: int
+    data: bytes
+    read_as: list[str]
+
+    @property
+    def chosen(self) -> Part:
+        return self.parts[self.number]
+
+    @property
+    def what(self) -> str:
+        shape = " x ".join(map(str, self.chosen.shape))
+        return f"{self.chosen.dtype}{', ' + shape if shape else ''}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.chosen.name or 'empty'}: {_size(self.chosen.bytes)} of {self.chosen.file}"
+
+    @property
+    def subtitle(self) -> str:
+        last = len(self.parts) - 1
+        return f"Part {self.number} of 0 to {last}. Left: place in the file; right: what a row says."
+
+
 class _Walk:
     """Draws one part of one file; headers are read once."""
 
@@ -60,34 +93,67 @@ class _Walk:
         for part in contents(folder):
             self.files.setdefault(part.file, []).append(part)
 
-    def draw(self, file: str, part: int, through: int) -> View:
+    def look(self, file: str, part: int, through: int) -> _Look:
+        """What is at this place; a part beyond the last one is the last one."""
         parts = self.files[file]
         number = min(part, len(parts) - 1)
         chosen = parts[number]
         last = max(0, chosen.bytes - 16 * ROWS)
-        skip = min(last, round(last * through / 100 / 16) * 16 + (16 if through == 100 and last % 16 else 0))
+        skip = last if through == 100 else round(last * through / 100 / 16) * 16
         with (self.folder / file).open("rb") as stream:
             stream.seek(chosen.offset + skip)
             data = stream.read(min(16 * ROWS, chosen.bytes - skip))
-        shape = " x ".join(map(str, chosen.shape))
-        what = f"{chosen.dtype}{', ' + shape if shape else ''}"
-        title = f"{chosen.name or 'empty'}: {_size(chosen.bytes)} of {file}"
-        fig = bytes_of_a_part(
-            [(kind_of(one.file, one.name), one.bytes) for one in parts],
-            number,
-            chosen.offset + skip,
-            data,
-            _read_as(chosen, data),
-            title=title,
-            subtitle=f"Part {number} of 0 to {len(parts) - 1}. Left: place in the file; right: what a row says.",
-        )
+        return _Look(parts, number, chosen.offset + skip, data, _read_as(chosen, data))
+
+    def draw(self, file: str, part: int, through: int) -> View:
+        look = self.look(file, part, through)
+        chosen = look.chosen
         row = [
             (f"{chosen.bytes:,}", "bytes"),
-            (f"{chosen.bytes / sum(one.bytes for one in parts):.1%}", "of this file"),
-            (what, "type and shape"),
+            (f"{chosen.bytes / sum(one.bytes for one in look.parts):.1%}", "of this file"),
+            (look.what, "type and shape"),
         ]
-        book = {"file": file, "name": chosen.name}
-        return View(fig, alt=f"{title}. {what}.", numbers=row, data=book)
+        data = {"file": file, "name": chosen.name}
+        return View(_page(look), alt=f"{look.title}. {look.what}.", numbers=row, data=data)
+
+    def still(self, file: str, part: int, through: int) -> Figure:
+        look = self.look(file, part, through)
+        kinds = [(kind_of(one.file, one.name), one.bytes) for one in look.parts]
+        return bytes_of_a_part(
+            kinds, look.number, look.offset, look.data, look.read_as, title=look.title, subtitle=look.subtitle
+        )
+
+
+def _page(look: _Look) -> str:
+    """The same as `bytes_of_a_part`, as HTML: quicker, in the page's own colours, and its text can be copied."""
+    total = max(1, sum(one.bytes for one in look.parts))
+    spans = "".join(
+        f'<span style="flex: {one.bytes / total:.6f} 1 0; background: {KINDS[kind_of(one.file, one.name)]}; '
+        f'opacity: {1 if at == look.number else 0.35}; border-left: 1px solid var(--jp-layout-color0)"></span>'
+        for at, one in enumerate(look.parts)
+    )
+    before = sum(one.bytes for one in look.parts[: look.number]) + look.chosen.bytes / 2
+    mark = (
+        f'<div style="margin-left: {100 * before / total:.2f}%; width: 0; line-height: 1">'
+        '<span style="margin-left: -0.5em">▼</span></div>'
+    )
+    rows = [look.data[at : at + 16] for at in range(0, len(look.data), 16)]
+    lines = [
+        f"{look.offset + 16 * at:>9,}  {_hex(row):<51}  {text}"
+        for at, (row, text) in enumerate(zip(rows, look.read_as, strict=True))
+    ]
+    page = html.escape("\n".join(lines))
+    return (
+        f'<div style="max-width: 800px"><div style="font-size: 17px; font-weight: 600; margin-top: 8px">'
+        f'{html.escape(look.title)}</div><div class="course-muted">{html.escape(look.subtitle)}</div>'
+        f'{mark}<div style="display: flex; height: 22px">{spans}</div>'
+        '<pre style="font-family: var(--jp-code-font-family); font-size: 12px; line-height: 1.7; overflow-x: auto; '
+        f'margin-top: 10px; min-height: {1.7 * ROWS}em">{page}</pre></div>'
+    )
+
+
+def _hex(row: bytes) -> str:
+    return "  ".join(row[at : at + 4].hex(" ") for at in range(0, len(row), 4))
 
 
 def _found(file: str, *names: str) -> Any:
@@ -123,4 +189,5 @@ def checkpoint_explorer(folder: Path) -> Explorer:
         ],
         title="A real checkpoint, byte by byte",
         caption="Above, the file as a bar of its parts, the chosen one marked; below, its bytes and what they say.",
+        still=walk.still,
     )
