@@ -13,8 +13,8 @@ from course_lib.figures import rounding as figures
 from course_lib.figures.rounding_svg import _nice
 from course_lib.figures.style import png, title_of
 from course_lib.precision import FORMATS
-from course_lib.widgets import rounding
-from course_lib.widgets.rounding import accumulator_explorer, parse_number, value_explorer
+from course_lib.widgets import accumulator, accumulator_explorer, rounding, value_explorer
+from course_lib.widgets.rounding import parse_number
 
 BUDGET = 0.1
 
@@ -193,9 +193,9 @@ def test_the_point_of_the_stop_is_marked(sums):
 def test_fewer_additions_are_the_beginning_of_more(sums):
     sums.set(start="0", addend="0.3", count=777, wide="BF16")
     for name, method in (("Kahan, BF16", "kahan"), ("stochastic, BF16", "stochastic"), ("FP16", "plain")):
-        curves, _, _ = rounding._all_sums(0.0, 0.3, 777, "BF16")
+        curves, _, _ = accumulator._all_sums(0.0, 0.3, 777, "BF16")
         fmt = "fp16" if name == "FP16" else "bf16"
-        assert np.array_equal(curves[name], rounding.running_sums(0.3, 777, fmt, method, seed=4))
+        assert np.array_equal(curves[name], accumulator.running_sums(0.3, 777, fmt, method, seed=4))
 
 
 @pytest.mark.parametrize("addend", ["0", "inf", "nan", "", "1e300", "-1e300", "1e-300", "65504", "1/3"])
@@ -257,7 +257,7 @@ def test_the_figures_draw_every_format_and_the_edges():
     for fmt, text in itertools.product(FORMATS.values(), ("0", "-0.3", "1e-9", "1e9", "inf", "nan")):
         assert png(rounding._still_value(fmt.label, text, 0), scale=1).data
     for start, addend in (("0", "0"), ("0", "1e300"), ("65000", "1"), ("1", "-0.001")):
-        assert png(rounding._still_sums(start, addend, 50, "BF16"), scale=1).data
+        assert png(accumulator._still_sums(start, addend, 50, "BF16"), scale=1).data
 
 
 def test_round_numbers_on_the_axis():
@@ -273,7 +273,7 @@ def test_every_setting_is_drawn_in_time(value, sums):
     rng = random.Random(7)
 
     def seconds(explorer, **settings):
-        rounding._sums.cache_clear()
+        accumulator._sums.cache_clear()
         start = time.perf_counter()
         explorer.set(**settings)
         assert not explorer.error
@@ -292,5 +292,5 @@ def test_every_setting_is_drawn_in_time(value, sums):
 
 def test_17_is_the_smallest_addend_that_overflows():
     """The goal's answer, by trying them all."""
-    ends = {addend: rounding.running_sums(addend, 5000, "fp16")[-1] for addend in range(1, 18)}
+    ends = {addend: accumulator.running_sums(addend, 5000, "fp16")[-1] for addend in range(1, 18)}
     assert [addend for addend, end in ends.items() if math.isinf(end)] == [17]

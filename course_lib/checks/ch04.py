@@ -1,12 +1,13 @@
 """Checks of chapter 4, mixed precision.
 
-Formats are in `ch04_formats`, the scaler and stochastic rounding in `ch04_scaler`, the policy and the out-of-memory in
-`ch04_choices`.
+Formats are in `ch04_formats`, the scaler in `ch04_scaler`, stochastic rounding in `ch04_chance`, the policy and the
+out-of-memory in `ch04_choices`.
 """
 
+from course_lib.checks.ch04_chance import STOCHASTIC
 from course_lib.checks.ch04_choices import ACTIVATION_OOM, POLICY, activation_oom_text
 from course_lib.checks.ch04_formats import LAST_EXACT, ROUND
-from course_lib.checks.ch04_scaler import SCALER, STOCHASTIC
+from course_lib.checks.ch04_scaler import SCALER
 from course_lib.checks.core import make_check
 
 __all__ = ["EXERCISES", "check", "question"]

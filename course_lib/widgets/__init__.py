@@ -1,5 +1,6 @@
 """What the notebooks call to show things: pictures, predictions, explorers, live training, hints."""
 
+from course_lib.widgets.accumulator import accumulator_explorer
 from course_lib.widgets.batch_calculator import batch_calculator
 from course_lib.widgets.checkpoint_explorer import checkpoint_explorer
 from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
@@ -9,7 +10,7 @@ from course_lib.widgets.live import watch
 from course_lib.widgets.next_token import next_token_explorer
 from course_lib.widgets.predict import predict
 from course_lib.widgets.recompute import recompute_explorer
-from course_lib.widgets.rounding import accumulator_explorer, value_explorer
+from course_lib.widgets.rounding import value_explorer
 from course_lib.widgets.show import show
 from course_lib.widgets.training_state import training_state_explorer
 
