@@ -104,7 +104,7 @@ def test_explorer_reads_numbers_and_the_last_bytes(tmp_path) -> None:
     content = {"model.safetensors": anatomy.tensor_file(tensors), "optimizer.safetensors": anatomy.tensor_file(state)}
     made = checkpoint_explorer(write_folder(tmp_path / "step-000003", content))
     made.set(file="model.safetensors", part=2, through=100)
-    assert "196  197  198  199</pre>" in made.view.picture
+    assert made.view.picture.split("</pre>")[0].split()[-4:] == ["196", "197", "198", "199"]
     fig = bytes_of_a_part(
         [("headers", 8), ("weights", 800)], 1, 100, bytes(range(20)), ["a row", "another"], title="t", subtitle="s"
     )

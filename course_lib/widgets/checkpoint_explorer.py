@@ -45,7 +45,7 @@ def _read_as(part: Part, data: bytes) -> list[str]:
         values = np.frombuffer(row[: len(row) // kind.itemsize * kind.itemsize], dtype=kind)
         shown = values[:4]
         words = [f"{int(v):,}" if kind.kind in "iu" else f"{float(v):.3g}" for v in shown]
-        out.append("  ".join(words) + ("  …" if len(values) > 4 else ""))
+        out.append(" ".join(f"{word:>9}" for word in words) + ("  …" if len(values) > 4 else ""))
     return out
 
 
