@@ -73,13 +73,18 @@ class _Chain:
         return [self.x.grad, *(weight.grad for pair in self.weights for weight in pair)]
 
 
+def _start(case: Case) -> None:
+    """Put torch's random state where the case begins; whoever calls puts the old one back (`steady`, `fork_rng`)."""
+    torch.set_rng_state(torch.Generator().manual_seed(case["seed"]).get_state())
+
+
 def segment_run(answer: Any, case: Case) -> dict[str, Any]:
     """One forward and one backward through the answer, with random numbers drawn between them."""
     if not (isinstance(answer, type) and issubclass(answer, torch.autograd.Function)):
         return {"form": getattr(answer, "__name__", type(answer).__name__)}
     chain = _Chain(case)
     everything = [chain.x, chain.pull, *(weight for pair in chain.weights for weight in pair)]
-    torch.manual_seed(case["seed"])
+    _start(case)
     with Peak(everything) as memory:
         before, h = memory.live, chain.x
         for number, pair in enumerate(chain.weights):
@@ -105,7 +110,7 @@ def segment_run(answer: Any, case: Case) -> dict[str, Any]:
 def _oracle(case: Case, *, unit_pull: bool = False) -> tuple[Tensor, list[Tensor | None]]:
     chain = _Chain(case)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(case["seed"])
+        _start(case)
         h = chain.x
         for number in range(case["segments"]):
             h = chain.run(number, h)
