@@ -16,7 +16,7 @@ from course_lib.checks.ch02_adamw import ADAMW
 from course_lib.checks.ch02_gradients import CLIP, no_number, number
 from course_lib.checks.ch02_nine import NINE_PARTS, nine_parts_text
 from course_lib.checks.ch02_published import PUBLISHED_RUN, published_run_text
-from course_lib.checks.core import Case, Exercise, Wrong, make_check
+from course_lib.checks.core import Case, Exercise, Wrong, ask, make_check
 
 __all__ = ["EXERCISES", "check", "question"]
 
@@ -258,8 +258,7 @@ RATE = Exercise(
 
 def question(exercise: str, variant: int = 0) -> None:
     """Print the text of a reasoning exercise (`nine-parts` or `published-run`) for a variant."""
-    text = {"nine-parts": nine_parts_text, "published-run": published_run_text}[exercise]
-    print(f"variant {variant}\n\n{text(variant)}")
+    ask({"nine-parts": nine_parts_text, "published-run": published_run_text}, exercise, variant)
 
 
 EXERCISES = [BYTES, RATE, CLIP, ADAMW, NINE_PARTS, PUBLISHED_RUN]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lib.checks.core import Case, Exercise, Wrong, variant_rng
+from course_lib.checks.core import Case, Exercise, Wrong, variant_of, variant_rng
 from course_lib.checks.smell import plain
 
 __all__ = ["NINE_PARTS", "PARTS", "NineLines", "answer_run", "nine_parts_text", "one_case", "wrong_form"]
@@ -226,12 +226,8 @@ def one_case(name: str) -> Callable[[int], list[Case]]:
 
 
 def answer_run(answer: Any, case: Case) -> dict[str, Any]:
-    """A reasoning answer is data already; it is handed on as it is."""
-    if not isinstance(answer, dict):
-        raise TypeError("the answer is a dict with the keys that the question names")
-    variant = answer.get("variant")
-    if isinstance(variant, bool) or not isinstance(variant, int) or variant < 0:
-        raise TypeError("`variant` is the whole number of the question's variant")
+    """A reasoning answer is data already; it is handed on as it is. WrongForm when it is no dict or has no variant."""
+    variant_of(answer)
     return {str(key): plain(value) for key, value in answer.items()}
 
 

@@ -13,7 +13,7 @@ from course_lib.checks.ch02_gradients import number
 from course_lib.checks.ch03_accumulate import UNEQUAL
 from course_lib.checks.ch03_doubled import DOUBLED, doubled_text
 from course_lib.checks.ch03_loops import CLIPPED, QUIET
-from course_lib.checks.core import Case, Exercise, Wrong, make_check
+from course_lib.checks.core import Case, Exercise, Wrong, ask, make_check
 
 __all__ = ["EXERCISES", "check", "question"]
 
@@ -240,8 +240,7 @@ FIT = Exercise(
 
 def question(exercise: str, variant: int = 0) -> None:
     """Print the text of the reasoning exercise `accumulation-doubled` for a variant."""
-    text = {"accumulation-doubled": doubled_text}[exercise]
-    print(f"variant {variant}\n\n{text(variant)}")
+    ask({"accumulation-doubled": doubled_text}, exercise, variant)
 
 
 EXERCISES = [SIZE, UNEQUAL, QUIET, CLIPPED, DOUBLED, FIT]

@@ -16,7 +16,7 @@ from course_lib.checks.ch06_crash import CRASH
 from course_lib.checks.ch06_questions import WEIGHTS_ONLY, WHICH_PART, left_out_text, weights_only_text
 from course_lib.checks.ch06_resume import DRILL, FORGOTTEN
 from course_lib.checks.ch06_run import small_run_text
-from course_lib.checks.core import Case, Exercise, Wrong, make_check
+from course_lib.checks.core import Case, Exercise, Wrong, ask, make_check
 
 __all__ = ["EXERCISES", "check", "question"]
 
@@ -139,8 +139,7 @@ def question(exercise: str, variant: int = 0) -> None:
     if exercise == "small-run":
         print(small_run_text())
         return
-    text = {"which-part": left_out_text, "weights-only": weights_only_text}[exercise]
-    print(f"variant {variant}\n\n{text(variant)}")
+    ask({"which-part": left_out_text, "weights-only": weights_only_text}, exercise, variant)
 
 
 EXERCISES = [SIZE, FORGOTTEN, DRILL, WHICH_PART, CRASH, WEIGHTS_ONLY]

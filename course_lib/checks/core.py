@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from course_lib.checks.asking import ASKED, CheckFailed, WrongForm, ask, came, kind, variant_of
 from course_lib.checks.forbidden import forbidden_in_answer, forbidden_in_source
 from course_lib.checks.guard import explain, is_stub, short, steady
 from course_lib.checks.packing import MAX_BYTES, PackError, pack, read_packed, unpack, write_packed
@@ -32,14 +33,19 @@ __all__ = [
     "Outcome",
     "PackError",
     "Wrong",
+    "WrongForm",
+    "ask",
+    "came",
     "evaluate",
     "forbidden_in_answer",
     "forbidden_in_source",
     "judge_record",
+    "kind",
     "make_check",
     "pack",
     "read_packed",
     "unpack",
+    "variant_of",
     "variant_rng",
     "write_packed",
 ]
@@ -72,7 +78,7 @@ class Exercise:
     """One exercise.
 
     cases(seed) -> list of cases, the same for the same seed, with the same names for every seed.
-    run(answer, case) -> plain data; gets its own copy of the case. No judging here.
+    run(answer, case) -> plain data; gets its own copy of the case. No judging here, but it may raise WrongForm.
     judge(case, returned) -> None when right, else Wrong. Its oracle is independent of `course_lib`'s implementation;
     the reason for its tolerance stands in its docstring.
     forbidden: names the answer may not call (see `course_lib.checks.forbidden`).
@@ -100,13 +106,6 @@ class Outcome:
     case: int | None = None
     message: str = ""
     form: bool = False
-
-
-class CheckFailed(Exception):
-    """A check that did not pass. Shown in a notebook as its one line, without a traceback."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 def variant_rng(exercise: str, variant: int) -> np.random.Generator:
@@ -145,7 +144,8 @@ class Check:
     def __init__(self, chapter: str, exercises: list[Exercise]) -> None:
         self.chapter = chapter
         self.exercises = {exercise.id: exercise for exercise in exercises}
-        self._wrong: dict[str, list[Any]] = defaultdict(list)
+        self._wrong: dict[str, list[str]] = defaultdict(list)
+        self._due: dict[str, int] = defaultdict(int)
         if len(self.exercises) != len(exercises):
             raise ValueError(f"chapter {chapter} has two exercises with one id")
 
@@ -157,10 +157,15 @@ class Check:
             )
         entry, seed = self.exercises[exercise], int(os.environ.get("COURSE_CHECK_SEED", "0"))
         folder = os.environ.get("COURSE_GRADE_DIR")
-        variant = _variant(answer)
-        due = len(self._wrong[exercise]) // 2
-        if variant is not None and variant < due and not folder:
-            raise CheckFailed(f"{exercise}: the numbers have changed. {_next_variant(due)}")
+        variant, due, asked = _variant(answer), self._due[exercise], ASKED.get(exercise)
+        if variant is not None and not folder and not _blank(answer):
+            if variant < due:
+                raise CheckFailed(f"{exercise}: the numbers have changed. {_next_variant(due)}")
+            if asked not in (None, variant):
+                raise CheckFailed(
+                    f'{exercise}: the question cell last showed variant {asked}, the answer says "variant": {variant}. '
+                    "Set both to the same number, and answer the numbers of that variant"
+                )
         cases = entry.cases(seed)
         record: dict[str, Any] = {"exercise": exercise, "seed": seed, "stopped": None, "cases": []}
         outcome = _evaluate(entry, answer, cases, record if folder else None)
@@ -173,10 +178,12 @@ class Check:
         line = outcome.line
         if variant is not None and outcome.status == "failed" and not outcome.form:
             wrong = self._wrong[exercise]
-            if answer not in wrong:  # running the same cell twice is one try
-                wrong.append(copy.deepcopy(answer))
-                if len(wrong) // 2 > due:
-                    line += f"\nThat was the second wrong answer, so the numbers change. {_next_variant(due + 1)}"
+            if repr(answer) not in wrong:  # running the same cell twice is one try
+                wrong.append(repr(answer))
+            if len(wrong) == 2:
+                wrong.clear()
+                self._due[exercise] = variant + 1
+                line += f"\nThat was the second wrong answer, so the numbers change. {_next_variant(variant + 1)}"
         raise CheckFailed(line)
 
 
@@ -193,9 +200,11 @@ def _next_variant(number: int) -> str:
 
 
 def _variant(answer: Any) -> int | None:
-    if isinstance(answer, dict) and isinstance(answer.get("variant"), int):
-        return int(answer["variant"])
-    return None
+    """The variant of an answer that has one in the right form, else None."""
+    try:
+        return variant_of(answer)
+    except WrongForm:
+        return None
 
 
 def _blank(answer: Any) -> bool:
@@ -231,8 +240,9 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
         except (Exception, SystemExit) as error:
             if is_stub(error):
                 return stop("not_attempted", NOT_ATTEMPTED)
-            text = explain(error)
-            wrong: Wrong | None = Wrong(text)
+            form = isinstance(error, WrongForm)
+            text = str(error) if form else explain(error)
+            wrong: Wrong | None = Wrong(text, form=form)
             entry = {"error": text}
         else:
             entry = {"error": CHANGED} if changed else {"value": returned}

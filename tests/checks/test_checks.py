@@ -1,6 +1,7 @@
 """`check` in a notebook: one line when right, one clear line when not, and the learner's world left as it was."""
 
 import contextlib
+import importlib
 import os
 import random
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from course_lib.checks.asking import ASKED
 from course_lib.checks.core import (
     NOT_ATTEMPTED,
     PASSED,
@@ -21,8 +23,11 @@ from course_lib.checks.core import (
     CheckFailed,
     Exercise,
     Wrong,
+    ask,
+    came,
     evaluate,
     judge_record,
+    kind,
     make_check,
     read_packed,
     variant_rng,
@@ -181,6 +186,73 @@ def test_variants_change_after_two_failures_and_the_old_one_is_refused(check: Ch
     assert "the numbers change. Write variant=1" in line(check, "choice", {"variant": 0, "choice": -2})
     assert "Write variant=1" in line(check, "choice", {"variant": 0, "choice": right[0]})
     check("choice", {"variant": 1, "choice": right[1]})
+
+
+def test_a_variant_further_on_is_no_way_round(check: Check) -> None:
+    """A number above the expected one is fine (a kernel may have been restarted), and its numbers change as well."""
+    for guess in (-1, -2):
+        text = line(check, "choice", {"variant": 4, "choice": guess})
+    assert "the numbers change. Write variant=5" in text
+    assert "Write variant=5" in line(check, "choice", {"variant": 4, "choice": -3})
+
+
+def test_an_answer_to_another_variant_than_the_printed_one_is_no_try(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ASKED, "choice", 1)
+    for guess in (-1, -2, -3):
+        text = line(check, "choice", {"variant": 0, "choice": guess})
+        assert 'last showed variant 1, the answer says "variant": 0' in text and "\n" not in text
+
+
+def test_question_prints_a_variant_and_remembers_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(ASKED, "choice", raising=False)
+    texts = {"choice": lambda variant: f"numbers of {variant}"}
+    ask(texts, "choice", 2)
+    assert capsys.readouterr().out == "variant 2\n\nnumbers of 2\n" and ASKED["choice"] == 2
+    for exercise, variant in (("choice", "1"), ("choice", 1.0), ("choice", -1), ("choice", True), ("chance", 0)):
+        with pytest.raises(CheckFailed, match="question: ") as caught:
+            ask(texts, exercise, variant)
+        assert "\n" not in str(caught.value)
+    assert ASKED["choice"] == 2
+    monkeypatch.delitem(ASKED, "choice")
+
+
+ODD = {
+    "list": [1, 2, 3],
+    "text": "B",
+    "no variant": {"choice": "B", "evidence": 1.0},
+    "variant in quotes": {"variant": "0", "choice": "B", "evidence": 1.0},
+    "a fraction": {"variant": 0.5, "choice": "B", "evidence": 1.0},
+    "a bool": {"variant": True, "choice": "B", "evidence": 1.0},
+    "below zero": {"variant": -1, "choice": "B", "evidence": 1.0},
+    "another key": {"variant": 0, "answer": 5},
+    "only a variant": {"variant": 0},
+}
+REASONING = [("02", "nine-parts"), ("02", "published-run"), ("03", "accumulation-doubled"), ("04", "activation-oom")]
+REASONING += [("05", "does-it-fit"), ("06", "which-part"), ("06", "weights-only"), ("01", "which-leaks")]
+
+
+@pytest.mark.parametrize("form", ODD)
+@pytest.mark.parametrize(("chapter", "exercise"), REASONING)
+def test_an_answer_of_another_form_is_told_in_one_sentence_and_costs_nothing(
+    chapter: str, exercise: str, form: str
+) -> None:
+    found = importlib.import_module(f"course_lib.checks.ch{chapter}").check.exercises[exercise]
+    outcome = evaluate(found, ODD[form])
+    assert outcome.status == "failed" and outcome.form, outcome.line
+    assert "\n" not in outcome.line and "in the check" not in outcome.line and "Error" not in outcome.line
+
+
+def test_words_for_what_came_back() -> None:
+    assert [came(name) for name in ("int", "ndarray", "str", "NoneType")] == [
+        "an int came back", "an ndarray came back", "a str came back", "nothing came back"
+    ]  # fmt: skip
+    assert [kind(value) for value in ((1, 2), [1], None, 5, {})] == [
+        "a tuple of two", "a list of one", "nothing", "an int", "a dict"
+    ]  # fmt: skip
 
 
 def test_unknown_exercise_is_one_line(check: Check) -> None:
