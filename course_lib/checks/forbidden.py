@@ -1,9 +1,12 @@
 """What an answer may not call: found in its syntax tree, and in the trees of the helpers that it uses.
 
 An entry of `Exercise.forbidden` is a bare name or a dotted path.
-`"backward"`: any name or attribute of that name (`loss.backward`, `backward`), except a function the learner wrote.
+`"backward"`: any name or attribute of that name (`loss.backward`, `backward`), except a function the learner wrote, a
+local variable, and a number or text of the learner's.
 `"torch.nn.functional.cross_entropy"`: that function under whatever name it was imported (`F.cross_entropy`, `ce`), also
 from the other modules that hold it; a `.cross_entropy` of something else does not count.
+`"course_lib.precision"`: that module, whatever is imported from it, and what is an instance of its classes.
+`"__main__.quiet_train"`: a function that the notebook itself gives.
 """
 
 import ast
@@ -13,10 +16,13 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["forbidden_in_answer", "forbidden_in_source"]
+
+OWN = "__main__."
+"""Begins the path of what the notebook defines."""
 
 
 def forbidden_in_source(sources: Iterable[str], forbidden: Iterable[str], context: str = "") -> str | None:
@@ -30,8 +36,9 @@ def forbidden_in_source(sources: Iterable[str], forbidden: Iterable[str], contex
         if tree is not None:
             names.update(_imports(tree))
     own = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
+    data = {name: "" for tree in trees for name in _bound(tree)}
     for tree in trees:
-        found = _search(tree, tuple(forbidden), {**names, **dict.fromkeys(own, "")})
+        found = _search(tree, tuple(forbidden), {**names, **data, **{name: OWN + name for name in own}})
         if found:
             return found
     return None
@@ -53,7 +60,7 @@ def forbidden_in_answer(answer: Any, forbidden: Iterable[str]) -> str | None:
             value = scope[name]
             helpers = list(_functions(value)) if getattr(value, "__module__", None) == function.__module__ else []
             todo.extend(helpers)
-            names[name] = "" if helpers else _path(value)
+            names[name] = OWN + getattr(value, "__name__", name) if helpers else _path(value, name)
         tree = _source_tree(function)
         found = _search(tree, wanted, names) if tree is not None else _bare(used, wanted)
         if found:
@@ -116,12 +123,24 @@ def _names_of(code: types.CodeType) -> set[str]:
     return names
 
 
-def _path(value: Any) -> str:
+def _path(value: Any, called: str) -> str:
+    """The dotted path of a module, function, class or dtype; of other things from `course_lib` their module and name.
+
+    "" for numbers, texts, tensors and whatever else does no work.
+    """
     if isinstance(value, types.ModuleType):
         return value.__name__
+    kind = type(value)
+    if "dtype" in kind.__name__.lower() and kind.__module__.split(".")[0] in ("torch", "numpy"):
+        return str(value)  # torch.float16
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(value, type | Callable) and isinstance(name, str):
         return f"{module}.{name}" if isinstance(module, str) else name
+    if kind.__module__.startswith("course_lib."):
+        return f"{kind.__module__}.{called}"
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        inside = value.values() if isinstance(value, Mapping) else value
+        return next((path for item in inside if (path := _path(item, called))), "")
     return ""
 
 
@@ -156,26 +175,65 @@ def _bare(names: set[str], forbidden: tuple[str, ...]) -> str | None:
 
 def _search(tree: ast.AST, forbidden: tuple[str, ...], names: dict[str, str]) -> str | None:
     names = {**names, **_imports(tree)}
-    own = {node.name for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
-    for node in ast.walk(tree):
-        for path, tail in _references(node, names, own):
+    own = {node.name: OWN + node.name for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)}
+    names.update(own)
+    for node, local in _walk(tree, frozenset()):
+        if isinstance(node, ast.Name) and node.id in local and node.id not in own:
+            continue
+        for path, tail in _references(node, names):
             if path.startswith("course_lib.checks.ch") and (tail.startswith("_") or tail == "EXERCISES"):
                 return path
             for entry in forbidden:
                 if _matches(entry, path, tail):
-                    return entry
+                    return entry.removeprefix(OWN)
     return None
 
 
-def _references(node: ast.AST, names: dict[str, str], own: set[str]) -> Iterable[tuple[str, str]]:
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def _walk(node: ast.AST, local: frozenset[str]) -> Iterator[tuple[ast.AST, Collection[str]]]:
+    """Every node, with the names of the variables that are local where it stands."""
+    yield node, local
+    if not isinstance(node, _FUNCTIONS):
+        for child in ast.iter_child_nodes(node):
+            yield from _walk(child, local)
+        return
+    around = [*node.args.defaults, *filter(None, node.args.kw_defaults), *getattr(node, "decorator_list", [])]
+    for child in around:
+        yield from _walk(child, local)
+    inside = local | _bound(node)
+    for child in node.body if isinstance(node.body, list) else [node.body]:
+        yield from _walk(child, inside)
+
+
+def _bound(scope: ast.AST) -> set[str]:
+    """The parameters and variables of a function, or the variables of a cell; without those of functions inside."""
+    names: set[str] = set()
+    others = set(_imports(scope))
+    todo = list(ast.iter_child_nodes(scope))
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            others.update(node.names)
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            todo.extend(ast.iter_child_nodes(node))
+    return names - others
+
+
+def _references(node: ast.AST, names: dict[str, str]) -> Iterable[tuple[str, str]]:
     """(dotted path or "", last name) of what a node refers to."""
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         for alias in node.names:
             yield f"{node.module}.{alias.name}", alias.name
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in own:
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         path = names.get(node.id, node.id)
         if path:
-            yield path, path.rpartition(".")[2]
+            yield path, "" if path.startswith(OWN) else path.rpartition(".")[2]
     elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         yield _dotted(node, names), node.attr
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
@@ -197,9 +255,11 @@ def _dotted(node: ast.AST, names: dict[str, str]) -> str:
 
 
 def _matches(entry: str, path: str, tail: str) -> bool:
+    if entry.startswith(OWN):
+        return path == entry or tail == entry.removeprefix(OWN)
     if "." not in entry:
         return tail == entry
-    if path == entry:
+    if path == entry or path.startswith(f"{entry}."):
         return True
     if not path:
         return False

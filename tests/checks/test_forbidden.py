@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy as ce
 from torch.nn.utils import clip_grad_norm_
 
 from course_lib.checks.core import forbidden_in_answer, forbidden_in_source
+from course_lib.precision import FORMATS
 
 LOSS = ("torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss")
 CLIP = ("torch.nn.utils.clip_grad_norm_",)
@@ -103,6 +104,133 @@ def clip(x: Any) -> Any:
 def test_a_name_in_a_text_and_an_own_function_of_that_name_are_fine() -> None:
     assert forbidden_in_answer(clean, (*LOSS, "cross_entropy")) is None
     assert forbidden_in_answer(5, LOSS) is None and forbidden_in_answer(np.log, LOSS) is None
+
+
+half = 0.5
+FP16 = torch.float16
+TABLE = {"fp16": torch.float16}
+
+
+def local_half(x: Any) -> Any:
+    half = 0.5
+    return x * half + sum(half * part for part in x)
+
+
+def parameter_half(x: Any, half: float = 0.5) -> Any:
+    return (lambda y: y * half)(x)
+
+
+def target_half(x: Any) -> Any:
+    return [half for half in x]
+
+
+def global_half(x: Any) -> Any:
+    return x * half
+
+
+def helper_half(x: Any) -> Any:
+    return local_half(x) + global_half(x)
+
+
+def method_half(x: Any) -> Any:
+    return x.half()
+
+
+def renamed_half(x: Any) -> Any:
+    half = x.half
+    return half()
+
+
+def default_half(x: Any, half: Any = torch.half) -> Any:
+    return x.to(half)
+
+
+def declared_global(x: Any) -> Any:
+    global TABLE
+    TABLE = TABLE["fp16"]
+    return x.to(TABLE)
+
+
+def constant_half(x: Any) -> Any:
+    return x.to(FP16)
+
+
+def listed_half(x: Any) -> Any:
+    return x.to(TABLE["fp16"])
+
+
+@pytest.mark.parametrize("answer", [local_half, parameter_half, target_half, global_half, helper_half])
+def test_a_variable_of_that_name_is_fine(answer: Any) -> None:
+    assert forbidden_in_answer(answer, ("half", "float16")) is None
+
+
+@pytest.mark.parametrize(
+    "answer", [method_half, renamed_half, default_half, constant_half, listed_half, declared_global]
+)
+def test_what_hides_behind_a_variable_is_found(answer: Any) -> None:
+    assert forbidden_in_answer(answer, ("half", "float16")) in ("half", "float16")
+
+
+def test_a_variable_of_that_name_is_fine_in_source() -> None:
+    assert forbidden_in_source(["half = 0.5\ndef f(x):\n    return x * half"], ("half",)) is None
+    assert forbidden_in_source(["def f(x):\n    half = 0.5\n    return x * half"], ("half",)) is None
+    assert forbidden_in_source(["def f(x):\n    half = 1\ndef g(x):\n    return half(x)"], ("half",)) == "half"
+    assert forbidden_in_source(["def f(x, half=half):\n    return half(x)"], ("half",)) == "half"
+
+
+def by_imported_class(x: Any) -> Any:
+    from course_lib.precision import Format
+
+    return Format("a", "a", 5, 10).round(x)
+
+
+def by_table(x: Any) -> Any:
+    return FORMATS["fp16"].round(x)
+
+
+def by_type(x: Any) -> Any:
+    return type(ROUNDERS[0])("a", "a", 5, 10).round(x)
+
+
+ROUNDERS = [FORMATS["fp16"]]
+
+
+@pytest.mark.parametrize("answer", [by_imported_class, by_table, by_type])
+def test_a_module_stands_for_what_is_in_it(answer: Any) -> None:
+    assert forbidden_in_answer(answer, ("course_lib.precision",)) == "course_lib.precision"
+
+
+def test_what_is_imported_from_a_module_counts_in_source() -> None:
+    cells = ["from course_lib.precision import Format as G\ndef f(x):\n    return G('a', 'a', 5, 10).round(x)"]
+    assert forbidden_in_source(cells, ("course_lib.precision",)) == "course_lib.precision"
+
+
+def given(x: Any) -> Any:
+    return x
+
+
+alias = given
+
+
+def calls_what_is_given(x: Any) -> Any:
+    return [given(one) for one in x]
+
+
+def calls_it_under_another_name(x: Any) -> Any:
+    return _calls_alias(x)
+
+
+def _calls_alias(x: Any) -> Any:
+    return alias(x)
+
+
+def test_a_function_of_the_notebook_can_be_forbidden() -> None:
+    for answer in (calls_what_is_given, calls_it_under_another_name):
+        assert forbidden_in_answer(answer, ("__main__.given",)) == "given"
+        assert forbidden_in_answer(answer, ("given",)) is None, "a bare name spares what the learner wrote"
+    assert forbidden_in_answer(by_helper, ("__main__.given",)) is None
+    cells = ["def f(x):\n    return [given(one) for one in x]"]
+    assert forbidden_in_source(cells, ("__main__.given",), "def given(x):\n    return x") == "given"
 
 
 def test_the_same_function_from_another_module_counts() -> None:
