@@ -84,7 +84,10 @@ FORWARDS_HINTS = {
     "only-the-second-run": "you counted the runs that backward asks for. Who ran those blocks before?",
     "a-segment-is-one-run": "a segment of several blocks added one run. How many blocks run when it is computed again?",
     "once-a-step": "one micro-batch is counted. How many go through the model before the optimizer moves?",
-    "backward-is-free": "the runs are right. Your work has forward in it and nothing else; what does backward cost?",
+    "backward-is-free": (
+        "the runs are right. The work is as if backward cost nothing, or as if it ran twice too. How often does each "
+        "of the two run, and what does it cost?"
+    ),
     "backward-costs-one-forward": "the runs are right. How many matrix products has backward for one of forward?",
     "work-in-forwards": "the runs are right. The second number is a ratio: 1.0 when nothing is recomputed",
     "extra-work-only": "the runs are right. The second number is the whole step's, 1.0 when nothing is recomputed",
@@ -101,6 +104,8 @@ def forwards_judge(case: Case, returned: Any) -> Wrong | None:
     runs, work = (float(part) for part in returned)
     if runs == right[0] and same(work, right[1], 1e-6):
         return None
+    if same(runs, right[1], 1e-6) and work == right[0]:
+        return Wrong("both numbers are right, in the other order: (runs, work) is wanted", form=True)
     for rule, guess in guesses.items():
         both = runs == guess[0] and same(work, guess[1], 1e-6)
         one = runs == guess[0] != right[0] or (runs == right[0] and same(work, guess[1], 1e-6))
@@ -195,6 +200,9 @@ BYTES_HINTS = {
     ),
 }
 
+WALK = "In which direction does backward walk, and which block of a group does it make whole again?"
+"""Walked the wrong way, and the first block of each group taken for the last, give the same bytes."""
+
 
 def bytes_judge(case: Case, returned: Any) -> Wrong | None:
     """Exact: bytes are whole numbers, and none here is above 2^53. Oracle: a walk through backward, block by block."""
@@ -208,6 +216,8 @@ def bytes_judge(case: Case, returned: Any) -> Wrong | None:
         return None
     for rule, guess in guesses.items():
         if guess != right and ((kept, worst) == guess or (kept == guess[0] != right[0])):
+            if rule == "rounds-up" and kept == right[0]:
+                return Wrong(f"the first number is right. {WALK}")
             named = rule if rule in BYTES.misconceptions else None
             return Wrong(BYTES_HINTS[rule].format(**case), named)
     where = 0 if kept != right[0] else 1

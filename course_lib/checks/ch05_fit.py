@@ -93,14 +93,17 @@ def fit_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
 
 
 def _wrong_choice(run: dict[str, Any], choice: str, text: str, half: bool) -> Wrong:
+    if half:
+        message = f"{text}compare the card's bytes with it, and with what is held when everything is kept"
+        return Wrong(message, form=True)
     if choice == "B" and run["choice"] == "C":
-        message = f"{text}what does recomputation leave as it is, and how large is that here?"
-        return Wrong(message, "recomputing-shrinks-the-state", half)
+        message = "what does recomputation leave as it is, and how large is that here?"
+        return Wrong(message, "recomputing-shrinks-the-state")
     if choice == "C":
-        return Wrong(f"{text}how much is held when each block keeps its input alone?", "activations-stay", half)
+        return Wrong("how much is held when each block keeps its input alone?", "activations-stay")
     if choice == "A":
-        return Wrong(f"{text}add the state to what all blocks keep", "counts-weights-only", half)
-    return Wrong(f"{text}does it need recomputation at all?", "always-recompute", half)
+        return Wrong("add the state to what all blocks keep", "counts-weights-only")
+    return Wrong("does it need recomputation at all?", "always-recompute")
 
 
 def _guesses(run: dict[str, Any]) -> dict[str, tuple[float, str]]:

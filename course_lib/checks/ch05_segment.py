@@ -15,13 +15,15 @@ from course_lib.memory import Peak
 __all__ = ["SEGMENT"]
 
 WIDE = 16  # the inside of a segment is this many times as wide as its input
+RANDOM_STATES = 12 * 1024
+"""Bytes a segment for what is small: torch's random state has 5,056. Less than a copy of the input."""
 
 
 def segment_cases(seed: int) -> list[Case]:
     """Chains of segments; dropout in some, an input without gradient in one."""
 
     def case(name: str, segments: int, dropout: float, needs_grad: bool = True) -> Case:
-        sizes = {"rows": 24, "width": 32}
+        sizes = {"rows": 96, "width": 32}
         return {
             "name": name,
             "segments": segments,
@@ -49,7 +51,8 @@ class _Chain:
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        self.x = normal(rows, width).requires_grad_(case["needs_grad"])
+        self.needs_grad = case["needs_grad"]
+        self.x = normal(rows, width).requires_grad_(self.needs_grad)
         self.weights = [
             [
                 (normal(width, WIDE * width) / width**0.5).requires_grad_(),
@@ -69,8 +72,12 @@ class _Chain:
         inside = torch.nn.functional.dropout((h @ up).tanh(), self.dropout)
         return torch.nn.functional.dropout(inside @ down, self.dropout)
 
-    def gradients(self) -> list[Tensor | None]:
-        return [self.x.grad, *(weight.grad for pair in self.weights for weight in pair)]
+    def gradients(self, loss: Tensor) -> list[Tensor | None]:
+        """What comes back for x and each weight; `.grad` is left alone."""
+        weights = [weight for pair in self.weights for weight in pair]
+        if self.needs_grad:
+            return list(torch.autograd.grad(loss, [self.x, *weights], allow_unused=True))
+        return [None, *torch.autograd.grad(loss, weights, allow_unused=True)]
 
 
 def _start(case: Case) -> None:
@@ -83,9 +90,11 @@ def segment_run(answer: Any, case: Case) -> dict[str, Any]:
     if not (isinstance(answer, type) and issubclass(answer, torch.autograd.Function)):
         return {"form": getattr(answer, "__name__", type(answer).__name__)}
     chain = _Chain(case)
-    everything = [chain.x, chain.pull, *(weight for pair in chain.weights for weight in pair)]
+    weights = [weight for pair in chain.weights for weight in pair]
+    for weight in weights:  # as after an earlier micro-batch
+        weight.grad = torch.ones_like(weight)
     _start(case)
-    with Peak(everything) as memory:
+    with Peak([chain.x, chain.pull, *weights]) as memory:
         before, h = memory.live, chain.x
         for number, pair in enumerate(chain.weights):
             h = answer.apply(lambda z, number=number: chain.run(number, z), h, *pair)
@@ -95,14 +104,22 @@ def segment_run(answer: Any, case: Case) -> dict[str, Any]:
     forward_calls, outcome = list(chain.calls), h.detach().clone()
     torch.rand(7)  # whoever comes next draws too
     expected = torch.get_rng_state()
-    if h.requires_grad:
-        (h * chain.pull).sum().backward()
+    gradients: list[Tensor | None] = [None] * (1 + len(weights))
+    try:
+        if h.requires_grad:
+            gradients = chain.gradients((h * chain.pull).sum())
+    except RuntimeError as error:
+        if "number of gradients" not in str(error):
+            raise
+        return {"count": str(error)}
     return {
         "outcome": outcome,
         "attached": h.requires_grad,
         "alive": alive,
         "calls": [forward_calls, [after - first for after, first in zip(chain.calls, forward_calls, strict=True)]],
-        "gradients": chain.gradients(),
+        "gradients": gradients,
+        "added": any(weight.grad is None or bool((weight.grad != 1).any()) for weight in weights),
+        "asks_for_x": chain.x.requires_grad and not case["needs_grad"],
         "random_kept": torch.equal(torch.get_rng_state(), expected),
     }
 
@@ -114,8 +131,7 @@ def _oracle(case: Case, *, unit_pull: bool = False) -> tuple[Tensor, list[Tensor
         h = chain.x
         for number in range(case["segments"]):
             h = chain.run(number, h)
-        (h if unit_pull else h * chain.pull).sum().backward()
-    return h.detach(), chain.gradients()
+        return h.detach(), chain.gradients((h if unit_pull else h * chain.pull).sum())
 
 
 def _close(first: Tensor | None, second: Tensor | None) -> bool:
@@ -130,26 +146,45 @@ def segment_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         return Wrong(f"hand in the class itself, a torch.autograd.Function; this is {returned['form']}", form=True)
     if "nothing" in returned:
         return Wrong(f"forward gave back a {returned['nothing']}, not the segment's output", form=True)
+    if "count" in returned:
+        message = (
+            "backward returns one gradient for each argument of forward: None for `run`, one for x, one for each "
+            "parameter. Yours gave back another number of them, or nothing: does it end in a `return`?"
+        )
+        return Wrong(message, form=True)
     outcome, right = _oracle(case)
     if not _close(returned["outcome"], outcome):
-        return Wrong("the output of the segment is not that of `run(x)`")
+        message = "the output of the segment is not that of `run(x)`"
+        if case["dropout"]:
+            message += " with the random numbers that were due. Does forward draw or seed any before it calls `run`?"
+        return Wrong(message)
     forward, backward = returned["calls"]
     if max(forward) > 1:
         return Wrong(f"`run` was called {max(forward)} times in forward. Once is enough")
-    edges = 8 * case["rows"] * case["width"] * case["segments"]
-    if returned["alive"] > edges + 64 * 1024:
+    edge = 8 * case["rows"] * case["width"]
+    edges, states = edge * case["segments"], RANDOM_STATES * case["segments"]
+    if returned["alive"] > edges + states:
         message = (
             f"{returned['alive']:,} bytes are alive between forward and backward; the outputs of the segments have "
-            f"{edges:,}. What else do you hold on to?"
+            f"{edges:,}, and a random state about 5,000. "
         )
-        return Wrong(message, "keeps-the-graph")
+        if returned["alive"] > edges + states + 2 * edges:
+            return Wrong(f"{message}What else do you hold on to?", "keeps-the-graph")
+        return Wrong(f"{message}Do you keep a copy, where the tensor itself is there?")
     if not returned["attached"]:
         return Wrong("the output has no graph, so that backward never comes. Was it detached, or made a new tensor?")
     if max(backward) == 0:
         return Wrong("`run` was not called in backward: where do the gradients of the weights come from?")
     if max(backward) > 1:
         return Wrong(f"`run` was called {max(backward)} times for one segment in backward. Once is enough")
+    if returned["asks_for_x"]:
+        return Wrong("the caller's x requires a gradient now, and it did not before. Whose tensor did you change?")
     got = returned["gradients"]
+    if returned["added"]:
+        if any(a is None for a in got[-2:]):
+            message = "the weights' gradients went into `.grad` inside backward, and None came back for them"
+            return Wrong(f"{message}. Who hands gradients on, and to whom?", "added-not-returned")
+        return Wrong("gradients came back, and were also added to the weights' `.grad` in backward", "added-twice")
     if not case["needs_grad"]:
         got, right = got[1:], right[1:]
     if all(_close(a, b) for a, b in zip(got, right, strict=True)):
@@ -168,8 +203,6 @@ def segment_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if case["dropout"]:
         message = "the gradients are those of other dropout masks. Which random numbers does the second run draw?"
         return Wrong(message, "draws-other-masks")
-    if all(a is not None and b is not None and _close(a, 2 * b) for a, b in zip(got[-2:], right[-2:], strict=True)):
-        return Wrong("the weights' gradients came twice: added to `.grad` in backward and returned too", "added-twice")
     return Wrong("the gradients are not those of `run`")
 
 
@@ -179,7 +212,10 @@ SEGMENT = Exercise(
     cases=segment_cases,
     run=segment_run,
     judge=segment_judge,
-    forbidden=("checkpoint", "checkpoint_sequential", "CheckpointFunction", "recompute_blocks", "Recomputed"),
+    forbidden=(
+        *(f"torch.utils.checkpoint.{name}" for name in ("checkpoint", "checkpoint_sequential", "CheckpointFunction")),
+        *("recompute_blocks", "Recomputed"),
+    ),
     misconceptions={
         "keeps-the-graph": "what is needed in backward has to be kept in forward",
         "draws-other-masks": "running the same code again gives the same dropout masks",
@@ -187,5 +223,6 @@ SEGMENT = Exercise(
         "only-the-input": "backward returns the gradient of the input alone",
         "ignores-what-comes-from-above": "a segment's gradient does not depend on what follows",
         "added-twice": "a gradient is both returned and added",
+        "added-not-returned": "backward puts the gradients of the weights into `.grad` itself",
     },
 )

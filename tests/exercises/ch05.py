@@ -60,6 +60,17 @@ def wrong_forgets_return(segments, micro_batches):
     _count(segments, micro_batches)
 
 
+@wrong("forwards-of-a-step", says="in the other order")
+def wrong_other_order(segments, micro_batches):
+    return _count(segments, micro_batches)[::-1]
+
+
+@wrong("forwards-of-a-step", "backward-is-free", says="as if it ran twice too")
+def wrong_backward_twice_too(segments, micro_batches):
+    n = sum(size for size, _ in segments)
+    return _count(segments, micro_batches)[0], 1 + sum(size for size, flag in segments if flag) / n
+
+
 @right("forwards-of-a-step")
 def right_block_by_block(segments, micro_batches):
     blocks = [flag for size, flag in segments for _ in range(size)]
@@ -128,6 +139,20 @@ def wrong_per_token(layers, tokens, inside, edge, every):
 @wrong("bytes-kept", says="two numbers are wanted")
 def wrong_one_number(layers, tokens, inside, edge, every):
     return float(_bytes(layers, tokens, inside, edge, every)[0])
+
+
+@wrong("bytes-kept", says="In which direction does backward walk")
+def wrong_direction(layers, tokens, inside, edge, every):
+    held = [edge if (n + 1) % every == 0 else inside for n in range(layers)]
+    moments = [sum(held), *(sum(held[n + 1 :]) + inside for n in range(layers) if held[n] == edge)]
+    return tokens * sum(held), tokens * max(moments)
+
+
+@wrong("bytes-kept", says="In which direction does backward walk")
+def wrong_first_of_each_group(layers, tokens, inside, edge, every):
+    held = [edge if n % every == 0 and n + every <= layers else inside for n in range(layers)]
+    moments = [sum(held), *(sum(held[:n]) + inside for n in range(layers) if held[n] == edge)]
+    return tokens * sum(held), tokens * max(moments)
 
 
 @right("bytes-kept")
@@ -268,6 +293,80 @@ def wrong_hands_in_apply(*args):
     return right_by_hand.value.apply(*args)
 
 
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, run, x, *parameters):
+        _keep(ctx, run, x, parameters)
+        return run(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, parameters, y = _again(ctx, grad)
+        return None, *torch.autograd.grad(y, [x, *parameters], grad)
+
+
+@wrong("segment-by-hand", "added-not-returned")
+class wrong_added_and_none_returned(_Kept):
+    @staticmethod
+    def backward(ctx, grad):
+        x, parameters, y = _again(ctx, grad)
+        y.backward(grad)
+        return None, x.grad, *(None for _ in parameters)
+
+
+@wrong("segment-by-hand", says="Whose tensor did you change?")
+class wrong_changes_the_callers_input(_Kept):
+    @staticmethod
+    def backward(ctx, grad):
+        x, *parameters = ctx.saved_tensors
+        x.requires_grad_()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.state)
+            y = ctx.run(x)
+        return None, *torch.autograd.grad(y, [x, *parameters], grad)
+
+
+@wrong("segment-by-hand", says="Do you keep a copy")
+class wrong_copy_of_the_input(_Kept):
+    @staticmethod
+    def forward(ctx, run, x, *parameters):
+        ctx.run, ctx.state = run, torch.get_rng_state()
+        ctx.save_for_backward(x.clone(), *parameters)
+        return run(x)
+
+
+@wrong("segment-by-hand", says="Do you keep a copy")
+class wrong_copy_of_the_output(_Kept):
+    @staticmethod
+    def forward(ctx, run, x, *parameters):
+        y = _Kept.forward(ctx, run, x, *parameters)
+        ctx.output = y.clone()
+        return y
+
+
+@wrong("segment-by-hand", says="Does forward draw or seed any")
+class wrong_seeds_in_forward(_Kept):
+    @staticmethod
+    def forward(ctx, run, x, *parameters):
+        torch.manual_seed(int(torch.randint(1000, ())))
+        return _Kept.forward(ctx, run, x, *parameters)
+
+
+@wrong("segment-by-hand", says="one gradient for each argument")
+class wrong_one_gradient_too_few(_Kept):
+    @staticmethod
+    def backward(ctx, grad):
+        x, parameters, y = _again(ctx, grad)
+        return torch.autograd.grad(y, [x, *parameters], grad)
+
+
+@wrong("segment-by-hand", says="does it end in a `return`?")
+class wrong_backward_forgets_return(_Kept):
+    @staticmethod
+    def backward(ctx, grad):
+        _again(ctx, grad)
+
+
 @wrong("segment-by-hand", says="NoneType")
 class wrong_forward_forgets_return(torch.autograd.Function):
     @staticmethod
@@ -278,6 +377,17 @@ class wrong_forward_forgets_return(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return (None,)
+
+
+@right("segment-by-hand")
+class right_with_a_name_of_torchs(_Kept):
+    @staticmethod
+    def backward(ctx, grad):
+        recomputed = _again
+        checkpoint = torch.get_rng_state()
+        x, parameters, y = recomputed(ctx, grad)
+        torch.set_rng_state(checkpoint)
+        return None, *torch.autograd.grad(y, [x, *parameters], grad)
 
 
 @right("segment-by-hand")
@@ -328,6 +438,44 @@ def wrong_best_ratio_first(blocks, budget):
     return _greedy(blocks, budget, lambda block: (block["edge"] - block["inside"]) / block["ms"])
 
 
+def _cost(blocks, chosen):
+    return sum(blocks[n]["ms"] for n in chosen)
+
+
+def _thinned(blocks, budget, chosen):
+    if chosen is None or at_worst(blocks, chosen)[0] > budget:
+        return None
+    for n in sorted(chosen, key=lambda n: -blocks[n]["ms"]):
+        fewer = [m for m in chosen if m != n]
+        chosen = fewer if at_worst(blocks, fewer)[0] <= budget else chosen
+    return chosen
+
+
+@wrong("choose-blocks", "fewest-blocks")
+def wrong_fewest_blocks(blocks, budget):
+    for count in range(len(blocks) + 1):
+        fits = [c for c in combinations(range(len(blocks)), count) if at_worst(blocks, c)[0] <= budget]
+        if fits:
+            return list(min(fits, key=lambda chosen: _cost(blocks, chosen)))
+
+
+@wrong("choose-blocks", "nothing-to-give-back")
+def wrong_cheapest_then_thinned(blocks, budget):
+    return _thinned(blocks, budget, _greedy(blocks, budget, lambda block: block["ms"]))
+
+
+@wrong("choose-blocks", "nothing-to-give-back")
+def wrong_all_then_thinned(blocks, budget):
+    return _thinned(blocks, budget, list(range(len(blocks))))
+
+
+@wrong("choose-blocks", "gives-up")
+def wrong_at_most_four_blocks(blocks, budget):
+    most = [c for count in range(5) for c in combinations(range(len(blocks)), count)]
+    fits = [chosen for chosen in most if at_worst(blocks, chosen)[0] <= budget]
+    return list(min(fits, key=lambda chosen: _cost(blocks, chosen))) if fits else None
+
+
 @wrong("choose-blocks", "all-or-nothing")
 def wrong_all_or_nothing(blocks, budget):
     everything = list(range(len(blocks)))
@@ -356,6 +504,12 @@ def wrong_never_finds_one(blocks, budget):
 def wrong_always_answers(blocks, budget):
     found = right_search.value(blocks, budget)
     return list(range(len(blocks) - 1)) if found is None else found
+
+
+@wrong("choose-blocks", "always-a-way")
+def wrong_all_when_nothing_fits(blocks, budget):
+    found = right_search.value(blocks, budget)
+    return list(range(len(blocks))) if found is None else found
 
 
 @wrong("choose-blocks", says="a list of block numbers is wanted")
@@ -405,5 +559,6 @@ wrong_between_passes = wrong(
 wrong_rounded = wrong("does-it-fit", says="nearly right", answer=_form(0, "C", _RUN["evidence"] * 1.0006))
 wrong_half = wrong("does-it-fit", says="`evidence` is still empty", answer=_form(0, "C", None))
 wrong_letter = wrong("does-it-fit", says="one letter in quotes", answer=_form(0, "no", 213))
+wrong_letter_alone = wrong("does-it-fit", says="compare the card's bytes", answer=_form(0, "B", _RUN["evidence"]))
 right_rounded = right("does-it-fit", answer=_form(0, "c", float(f"{_RUN['evidence']:.4g}")))
 right_other_variant = right("does-it-fit", answer=_form(1, "B", _SMALL["evidence"]))
