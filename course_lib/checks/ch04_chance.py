@@ -8,19 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lib.checks.core import Case, Exercise, Wrong
+from course_lib.checks.core import Case, Exercise, Wrong, kind
 
 __all__ = ["STOCHASTIC"]
 
 DRAWS = 2048
+MOST_TURNS = 64
+"""A method with a limit turns once. A coin of its own turns hundreds of times; 16 bits cut from a draw, a few times."""
 
 
 def stochastic_cases(seed: int) -> list[Case]:
-    """A row a weight, a column a draw: the draws of a row are DRAWS equally spaced numbers in [0, 1), shuffled."""
+    """A row a weight, a column a draw: a row's draws are DRAWS equally spaced numbers from 0 to under 1, shuffled."""
     g = torch.Generator().manual_seed(seed + 405)
 
     def case(name: str, weights: list[float], changes: list[float]) -> Case:
-        grid = (torch.arange(DRAWS) + 0.5) / DRAWS
+        grid = torch.arange(DRAWS) / DRAWS
         rows = torch.stack([grid[torch.randperm(DRAWS, generator=g)] for _ in weights])
         weight = torch.tensor(weights).bfloat16()[:, None].expand(-1, DRAWS).contiguous()
         change = torch.tensor(changes)[:, None].expand(-1, DRAWS).contiguous()
@@ -40,7 +42,7 @@ def stochastic_cases(seed: int) -> list[Case]:
 def stochastic_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     result = answer(case["weight"].clone(), case["change"].clone(), case["draws"].clone())
     if not isinstance(result, Tensor):
-        return {"form": f"return a tensor; yours is of type {type(result).__name__}"}
+        return {"form": f"return a tensor; yours is {kind(result)}"}
     return {"dtype": str(result.dtype), "shape": list(result.shape), "values": result.detach().double()}
 
 
@@ -72,13 +74,20 @@ def stochastic_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
             message = f"{what} is a value of BF16 and needs no rounding; yours gives {sorted(seen)[:3]}"
             return Wrong(message, "moves-what-is-exact")
         if not seen <= {low, high}:
-            other = (
-                f"{what} gives {sorted(seen - {low, high})[0]:.6g}, which is neither of the two neighbours of the sum"
-            )
-            return Wrong(other, "adds-too-much-noise")
+            if seen <= set(_neighbours(float(np.float32(w) - np.float32(c)))):
+                return Wrong(f"{what} gives {sorted(seen)[0]:.6g}: as if the change were turned around. It is added")
+            message = f"{what} gives {sorted(seen - {low, high})[0]:.6g}, neither of the two neighbours of the sum"
+            return Wrong(message, "adds-too-much-noise" if len(seen) > 3 else None)
         if low != high:
+            turns = _turns(values == high, case["draws"][row])
             share = float((values == high).double().mean())
             said = f"{what}: {share:.1%} of the draws end at {high:.6g}, the rest at {low:.6g}."
+            if turns > MOST_TURNS:
+                return Wrong(
+                    f"{what}: weights that got nearly the same draw end apart, {turns:,} times. "
+                    "`draws` is the only chance that you need: is there another in your code?",
+                    "chance-of-its-own",
+                )
             shares.append((share, (exact - low) / (high - low), said))
     wrong = [said for share, wanted, said in shares if abs(share - wanted) > 3 / DRAWS]
     if not wrong:
@@ -87,6 +96,12 @@ def stochastic_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         if all(abs(_shares(wanted)[rule] - share) <= 3 / DRAWS for share, wanted, _ in shares):
             return Wrong(f"{wrong[0]} {hint}", rule)
     return Wrong(f"{wrong[0]} That is not the share that keeps the mean")
+
+
+def _turns(outward: Tensor, draws: Tensor) -> int:
+    """How often the end changes when a row is put in the order of its draws: once for one limit, or for none 0."""
+    ordered = outward[draws.argsort()]
+    return int((ordered[1:] != ordered[:-1]).sum())
 
 
 def _shares(wanted: float) -> dict[str, float]:
@@ -124,5 +139,6 @@ STOCHASTIC = Exercise(
         "always-away-from-zero": "rounding up keeps the mean",
         "moves-what-is-exact": "a value of the format is rounded too",
         "adds-too-much-noise": "any noise will do",
+        "chance-of-its-own": "any random numbers will do",
     },
 )

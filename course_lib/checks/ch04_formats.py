@@ -42,8 +42,7 @@ def last_cases(seed: int) -> list[Case]:
     rest = [(f"a format of {bits} stored mantissa bits", int(bits)) for bits in others]
     late = [("FP32", 23), ("a wide format", wide)]
     cases = [{"name": name, "bits": bits} for name, bits in (*known, *rest, *late)]
-    for case in cases[4:6]:
-        case["name"] = "a narrow format"
+    cases[4]["name"], cases[5]["name"] = "a narrow format", "another narrow format"
     return cases
 
 
@@ -124,14 +123,17 @@ def round_cases(seed: int) -> list[Case]:
     ties = [2049.0, 2051.0, -2049.0, 1024.5, 1025.5, (2 * odd + 1) / 2 + 1024, (2 * odd + 3) / 2 + 1024]
     tiny = [k * 2.0**-24 for k in (0.3, 0.5, 0.75, 1.5, 2.5, 3.25, 100.5, 101.5, 700.3)] + [0.0, 2.0**-14 * 0.9999]
     edge = [65504.0, 65519.0, 65519.99, 65520.0, -65520.0, 70000.0, -1e6, 65503.0]
+    near = [1 + 2.0**-11 + 2.0**-30, 1 + 3 * 2.0**-11 - 2.0**-30, -(2049 + 2.0**-28), 2.0**-25 * (1 + 2.0**-40)]
     small = [0.01, 0.017, 0.3, 1.06, 1.0625, 1.1875, 200.0, 239.0, 248.0, 300.0, -0.0146, 0.0009, 0.001]
     return [
         case("FP16, values between two neighbours", 5, 10, [1 / 3, *spread(-8, 12, 8)]),
         case("FP16, exactly halfway", 5, 10, ties),
         case("FP16, below the smallest normal value", 5, 10, tiny),
         case("FP16, around the largest value", 5, 10, edge),
-        case("BF16", 8, 7, [*spread(-30, 30, 6), 257.0, 3.4e38, 1e-40]),
+        case("FP16, a hair from halfway", 5, 10, near),
+        case("BF16", 8, 7, [*spread(-30, 30, 6), 257.0, 3.4e38, 1e-40, 1e39, -1e100]),
         case("a format with 4 exponent bits and 3 mantissa bits", 4, 3, small),
+        case("a format with 6 exponent bits and 9 mantissa bits", 6, 9, [*spread(-40, 31, 8), 4.3e9, -4.3e9, 4e9]),
     ]
 
 
@@ -141,6 +143,9 @@ def round_run(answer: Callable[..., Any], case: Case) -> list[Any]:
 
 def _round(x: float, exponent_bits: int, mantissa_bits: int, rule: str) -> float:
     """What each misconception would give; "right" is the oracle, in whole numbers."""
+    if rule == "rounds-twice":
+        with np.errstate(over="ignore"):
+            x = float(np.float32(x))
     bias = 2 ** (exponent_bits - 1) - 1
     lowest: float = 1 - bias - mantissa_bits
     largest = (2 - 2.0**-mantissa_bits) * 2.0**bias
@@ -179,6 +184,7 @@ ROUND_HINTS = {
     "saturates": "past the largest value you return the largest. What do formats with infinities do?",
     "overflows-at-the-largest": "a little above the largest value is nearer to it than to the next that there would be",
     "never-overflows": "you return a value that the format has no exponent for",
+    "rounds-twice": "it looks rounded to FP32 first, and that tie rounded again. x has more bits than FP32 keeps",
 }
 
 
@@ -199,6 +205,10 @@ def round_judge(case: Case, returned: Any) -> Wrong | None:
         return Wrong(f"{said}: {ROUND_HINTS[fits[0]]}", fits[0])
     if any(math.isnan(x) for x in got):
         return Wrong(f"{said}; no value here gives NaN")
+    if [abs(x) for x in got] == [abs(x) for x in right]:
+        return Wrong(f"{said}: the size is right, the sign is not")
+    if all(x < 0 for x, a, b in zip(case["values"], got, right, strict=True) if a != b):
+        return Wrong(f"{said}. Only values below 0 go wrong here: what does your code do with a sign?")
     return Wrong(f"{said}, which is not the nearest value of this format. Write down its spacing there")
 
 
@@ -222,5 +232,6 @@ ROUND = Exercise(
         "saturates": "what is too large becomes the largest value",
         "overflows-at-the-largest": "everything above the largest value is infinity",
         "never-overflows": "a format has no largest value",
+        "rounds-twice": "rounding in two steps is rounding in one",
     },
 )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lib.checks.core import Case, Exercise, Wrong
+from course_lib.checks.core import Case, Exercise, Wrong, kind
 
 __all__ = ["SCALER"]
 
@@ -20,8 +20,8 @@ def scaler_cases(seed: int) -> list[Case]:
     g = torch.Generator().manual_seed(seed + 404)
     rng = np.random.default_rng([seed, 44])
 
-    def case(name: str, fates: str, interval: int, first: bool = False) -> Case:
-        scale = 2.0 ** int(rng.integers(8, 15))
+    def case(name: str, fates: str, interval: int, first: bool = False, power: int | None = None) -> Case:
+        scale = 2.0 ** (int(rng.integers(8, 15)) if power is None else power)
         steps = []
         for fate in fates:
             grads = [torch.randn(3, generator=g) * scale, torch.randn(2, 2, generator=g) * scale]
@@ -42,17 +42,19 @@ def scaler_cases(seed: int) -> list[Case]:
         case("two good, an overflow, three good, interval 3", "ggiggg", 3),
         case("one good, two overflows, interval 1", "ginggg", 1),
         case("twelve mixed steps, interval 2", "ggnggigggmgg", 2),
+        case("three overflows and a good step, from a scale of 2", "imng", 2, power=1),
+        case("two good steps from a scale of 131,072, interval 1", "gg", 1, power=17),
     ]
 
 
 def scaler_run(answer: Callable[..., Any], case: Case) -> list[dict[str, Any]]:
-    scale, good, out = case["scale"], 0, []
+    scale: Any = case["scale"]
+    good: Any = 0
+    out: list[dict[str, Any]] = []
     for grads in case["steps"]:
         result = answer([t.clone() for t in grads], scale, good, case["interval"])
         if not isinstance(result, tuple | list) or len(result) != 3:
-            return [
-                {"form": f"return three things: gradients or None, scale, good; yours is a {type(result).__name__}"}
-            ]
+            return [{"form": f"return three things: gradients or None, scale, good; yours is {kind(result)}"}]
         usable, scale, good = result
         scale, good = (v.item() if isinstance(v, Tensor) else v for v in (scale, good))
         for value in (scale, good):
@@ -99,6 +101,10 @@ def _by_rule(case: Case, rule: str) -> list[dict[str, Any]]:
             if good >= case["interval"] or rule == "grows-every-step":
                 scale = scale if rule == "never-grows" else scale * 2
                 good = good if rule == "count-survives-growth" else 0
+        if rule == "a-scale-has-a-floor":
+            scale = max(scale, 1.0)
+        if rule == "a-scale-has-a-ceiling":
+            scale = min(scale, 65536.0)
         by = scale if rule == "divides-by-the-new-scale" else 1.0 if rule == "forgets-to-divide" else old
         kept = not bad or rule == "takes-the-step-anyway"
         out.append({"grads": [t / by for t in grads] if kept else None, "scale": scale, "good": good})
@@ -116,6 +122,8 @@ SCALER_HINTS = {
     "takes-the-step-anyway": "a gradient that is not finite must reach no weight. What do you return for such a step?",
     "nan-passes": "a NaN went through. Infinity minus infinity gives one: what is finite?",
     "infinity-has-one-sign": "an overflow has two signs",
+    "a-scale-has-a-floor": "an overflow, and the scale stays at 1. Does the text end the halving anywhere?",
+    "a-scale-has-a-ceiling": "the scale stops growing, or falls, though every step is good. Does the text name an end?",
     "looks-at-one-tensor": "one of the tensors holds something that is not finite. Do you look at all of them?",
 }
 
@@ -178,6 +186,8 @@ SCALER = Exercise(
         "takes-the-step-anyway": "halving the scale repairs this step",
         "nan-passes": "an overflow is always an infinity",
         "infinity-has-one-sign": "an overflow is positive",
+        "a-scale-has-a-floor": "a scale below 1 makes no sense",
+        "a-scale-has-a-ceiling": "a scale is no larger than 65,536, FP16's limit",
         "looks-at-one-tensor": "if one tensor overflows, all do",
     },
 )

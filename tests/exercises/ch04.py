@@ -7,14 +7,18 @@ import torch
 from mutants import right, wrong
 
 from course_lib.checks.ch04_choices import activation_oom
+from course_lib.precision import FORMATS as LIBRARY
+from course_lib.precision import Format as Imported
 
 # 04.1 a policy from probes
 
 
-def _choose(rows, *, candidates=("bf16", "fp16"), needs=("multiplies", "autocast"), fp16_scaler=True, limit=1.5):
+def _choose(
+    rows, *, candidates=("bf16", "fp16"), needs=("multiplies", "autocast"), fp16_scaler=True, limit=1.5, unknown=0.0
+):
     for name in candidates:
         row = rows[name]
-        ok = all(row[need] for need in needs) and (limit is None or (row["speed"] or 0) >= limit)
+        ok = all(row[need] for need in needs) and (limit is None or (row["speed"] or unknown) >= limit)
         if ok and (name != "fp16" or not fp16_scaler or row["scaler"]):
             return name, name == "fp16"
     return "fp32", False
@@ -27,7 +31,8 @@ def right_policy_as_a_loop(rows):
 
 @right("policy-from-probes")
 def right_policy_returns_a_list(rows):
-    fit = [n for n in rows if n != "fp32" and rows[n]["multiplies"] and rows[n]["autocast"] and rows[n]["speed"] >= 1.5]
+    fit = [n for n in rows if n != "fp32" and rows[n]["multiplies"] and rows[n]["autocast"]]
+    fit = [n for n in fit if rows[n]["speed"] is not None and rows[n]["speed"] >= 1.5]
     fit = [n for n in fit if n == "bf16" or rows[n]["scaler"]]
     return [min(fit, default="fp32"), min(fit, default="fp32") == "fp16"]
 
@@ -41,6 +46,76 @@ def wrong_scaler_always(rows):
 @wrong("policy-from-probes", "fp16-without-a-scaler")
 def wrong_no_scaler(rows):
     return _choose(rows, fp16_scaler=False)[0], False
+
+
+@wrong("policy-from-probes", "fp16-without-a-scaler", says="which of FP16's probes failed")
+def wrong_skips_the_scalers_probe(rows):
+    return _choose(rows, fp16_scaler=False)
+
+
+@wrong("policy-from-probes", "forgets-multiplies")
+def wrong_no_multiplies(rows):
+    return _choose(rows, needs=("autocast",))
+
+
+@wrong("policy-from-probes", "forgets-multiplies")
+def wrong_stores_instead(rows):
+    return _choose(rows, needs=("stores", "autocast"))
+
+
+@wrong("policy-from-probes", "unmeasured-is-fast")
+def wrong_unmeasured(rows):
+    return _choose(rows, unknown=9.0)
+
+
+@wrong("policy-from-probes", says="TypeError")
+def wrong_compares_with_none(rows):
+    fit = [n for n in rows if n != "fp32" and rows[n]["multiplies"] and rows[n]["autocast"] and rows[n]["speed"] >= 1.5]
+    fit = [n for n in fit if n == "bf16" or rows[n]["scaler"]]
+    return min(fit, default="fp32"), min(fit, default="fp32") == "fp16"
+
+
+@wrong("policy-from-probes", "any-gain-is-enough")
+def wrong_any_gain(rows):
+    return _choose(rows, limit=1.0001)
+
+
+@wrong("policy-from-probes", "any-gain-is-enough")
+def wrong_lower_limit(rows):
+    return _choose(rows, limit=1.45)
+
+
+@wrong("policy-from-probes", "any-gain-is-enough")
+def wrong_as_fast(rows):
+    return _choose(rows, limit=1)
+
+
+def _fp16_needs(rows, *needs, limit=1.5):
+    if _choose(rows, candidates=("bf16",))[0] == "bf16":
+        return "bf16", False
+    row = rows["fp16"]
+    good = all(row[need] for need in needs) and (limit is None or (row["speed"] or 0) >= limit)
+    return ("fp16", True) if good else ("fp32", False)
+
+
+@wrong("policy-from-probes", "fewer-bits-are-faster")
+def wrong_fp16_at_any_speed(rows):
+    return _fp16_needs(rows, "multiplies", "autocast", "scaler", limit=None)
+
+
+@wrong("policy-from-probes", "forgets-autocast")
+def wrong_fp16_without_autocast(rows):
+    return _fp16_needs(rows, "multiplies", "scaler")
+
+
+@wrong("policy-from-probes", "forgets-multiplies")
+def wrong_fp16_without_multiplies(rows):
+    return _fp16_needs(rows, "autocast", "scaler")
+
+
+@wrong("policy-from-probes", says="fp32 without a scaler is not")
+def wrong_never_fp16(rows):
+    return _choose(rows, candidates=("bf16",))
 
 
 @wrong("policy-from-probes", "storing-is-enough")
@@ -232,6 +307,66 @@ def wrong_asks_torch(x, exponent_bits, mantissa_bits):
     return float(torch.tensor(x).to(torch.float16 if exponent_bits == 5 else torch.bfloat16))
 
 
+BITS = torch.float16
+
+
+@wrong("round-by-hand", says="write it yourself")
+def wrong_asks_torch_by_another_name(x, exponent_bits, mantissa_bits):
+    if (exponent_bits, mantissa_bits) == (5, 10):
+        return float(torch.tensor(x, dtype=torch.float64).to(BITS))
+    return _rounded(x, exponent_bits, mantissa_bits)
+
+
+@wrong("round-by-hand", "rounds-twice")
+def wrong_through_fp32(x, exponent_bits, mantissa_bits):
+    return _rounded(float(torch.tensor(x, dtype=torch.float32)), exponent_bits, mantissa_bits)
+
+
+@wrong("round-by-hand", says="write it yourself")
+def wrong_imports_format(x, exponent_bits, mantissa_bits):
+    from course_lib.precision import Format
+
+    return Format("a", "a", exponent_bits, mantissa_bits).round(x)
+
+
+@wrong("round-by-hand", says="write it yourself")
+def wrong_imported_format(x, exponent_bits, mantissa_bits):
+    return Imported("a", "a", exponent_bits, mantissa_bits).round(x)
+
+
+@wrong("round-by-hand", says="write it yourself")
+def wrong_type_of_a_format(x, exponent_bits, mantissa_bits):
+    return type(LIBRARY["fp16"])("a", "a", exponent_bits, mantissa_bits).round(x)
+
+
+@wrong("round-by-hand", says="the size is right, the sign is not")
+def wrong_drops_the_sign(x, exponent_bits, mantissa_bits):
+    return _rounded(abs(x), exponent_bits, mantissa_bits)
+
+
+@wrong("round-by-hand", says="the size is right, the sign is not")
+def wrong_infinity_without_sign(x, exponent_bits, mantissa_bits):
+    value = _rounded(x, exponent_bits, mantissa_bits)
+    return math.inf if math.isinf(value) else value
+
+
+@wrong("round-by-hand", says="Only values below 0 go wrong")
+def wrong_limit_on_one_side(x, exponent_bits, mantissa_bits):
+    value = _rounded(x, exponent_bits, mantissa_bits)
+    return _rounded(x, exponent_bits, mantissa_bits, limit="none") if x < 0 else value
+
+
+@right("round-by-hand")
+def right_with_a_local_half(x, exponent_bits, mantissa_bits):
+    half = 0.5
+    bias = 2 ** (exponent_bits - 1) - 1
+    spacing = 2.0 ** (max(math.frexp(x)[1] - 1, 1 - bias) - mantissa_bits)
+    whole, rest = divmod(abs(x) / spacing, 1)
+    whole += rest > half or (rest == half and whole % 2)
+    value = whole * spacing
+    return math.copysign(value if value < 2.0 ** (bias + 1) else math.inf, x)
+
+
 @wrong("round-by-hand", says="return a number")
 def wrong_round_forgets_return(x, exponent_bits, mantissa_bits):
     round(x)
@@ -347,6 +482,23 @@ def wrong_keeps(grads, scale, good, interval):
     return out, max(new, scale), count
 
 
+@wrong("loss-scaler", "a-scale-has-a-floor")
+def wrong_floor(grads, scale, good, interval):
+    out, new, count = _by_hand(grads, scale, good, interval)
+    return out, max(new, 1.0), count
+
+
+@wrong("loss-scaler", "a-scale-has-a-ceiling")
+def wrong_ceiling(grads, scale, good, interval):
+    out, new, count = _by_hand(grads, scale, good, interval)
+    return out, min(new, 65536.0), count
+
+
+@wrong("loss-scaler", says="yours is a tuple of two")
+def wrong_two_things(grads, scale, good, interval):
+    return _by_hand(grads, scale, good, interval)[:2]
+
+
 @wrong("loss-scaler", "takes-the-step-anyway")
 def wrong_anyway(grads, scale, good, interval):
     _, new, count = _by_hand(grads, scale, good, interval)
@@ -424,7 +576,31 @@ def wrong_always_moves(weight, change, draws):
     return torch.where(draws < share, high, low).bfloat16()
 
 
-@wrong("stochastic-update", "adds-too-much-noise", says="which is neither of the two neighbours")
+@wrong("stochastic-update", "moves-what-is-exact")
+def wrong_zero_counts_too(weight, change, draws):
+    _, low, high, share = _ends(weight, change)
+    return torch.where(draws <= share, high, low).bfloat16()
+
+
+@wrong("stochastic-update", "chance-of-its-own")
+def wrong_own_numbers(weight, change, draws):
+    _, low, high, share = _ends(weight, change)
+    return torch.where(torch.rand_like(share) < share, high, low).bfloat16()
+
+
+@wrong("stochastic-update", "chance-of-its-own")
+def wrong_own_coin(weight, change, draws):
+    _, low, high, _ = _ends(weight, change)
+    return torch.where(torch.rand_like(draws) < 0.5, low, high).bfloat16()
+
+
+@wrong("stochastic-update", says="as if the change were turned around")
+def wrong_subtracts(weight, change, draws):
+    _, low, high, share = _ends(weight, -change)
+    return torch.where(draws < share, high, low).bfloat16()
+
+
+@wrong("stochastic-update", "adds-too-much-noise", says="neither of the two neighbours")
 def wrong_noise(weight, change, draws):
     return (weight.float() + change + (draws - 0.5) * 0.05).bfloat16()
 
@@ -475,6 +651,16 @@ wrong_no_activations = wrong(
 wrong_before = wrong(
     "activation-oom", says="from before the change", answer=_answer("micro", evidence=_Q[0]["totals"]["format"])
 )
+wrong_bytes = wrong("activation-oom", says="looks like bytes", answer=_answer("micro", evidence=178e9))
+wrong_gib = wrong(
+    "activation-oom",
+    says="looks like GiB",
+    answer=_answer("micro", evidence=_Q[0]["totals"]["micro"] / 1.024**3),
+)
+wrong_two_digits = wrong("activation-oom", says="nearly right", answer=_answer("micro", evidence=179.7))
+right_three_digits = right("activation-oom", answer=_answer("micro", evidence=178))
+right_more_digits = right("activation-oom", answer=_answer("moments", evidence=_Q[1]["totals"]["moments"], variant=1))
+wrong_variant_is_a_text = wrong("activation-oom", says="whole number", answer={**_answer("micro"), "variant": "0"})
 wrong_other_number = wrong("activation-oom", says="the GB are not", answer=_answer("micro", evidence=1.0))
 wrong_letter_only = wrong("activation-oom", says="still empty", answer={**_answer("micro"), "evidence": None})
 wrong_two_letters = wrong("activation-oom", says="one letter", answer={**_answer("micro"), "choice": "AB"})
