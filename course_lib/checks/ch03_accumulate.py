@@ -12,9 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from course_lib.checks.ch02_gradients import number
-from course_lib.checks.core import Case, Exercise, Wrong
+from course_lib.checks.core import Case, Exercise, Wrong, came
 
-__all__ = ["UNEQUAL", "Pieces", "Toy", "close", "flat", "gradient", "piece", "same_number", "summed_loss", "valid"]
+__all__ = [
+    "UNEQUAL",
+    "Pieces",
+    "Toy",
+    "Watch",
+    "close",
+    "flat",
+    "gradient",
+    "how_far",
+    "one_at_a_time",
+    "piece",
+    "same_number",
+    "summed_loss",
+    "valid",
+]
 
 VOCAB, WIDTH, LENGTH = 11, 6, 8
 TOLERANCE = 1e-5
@@ -78,6 +92,57 @@ def same_number(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=TOLERANCE)
 
 
+def how_far(part: float) -> str:
+    """A share in percent, as a message says it: never 0%."""
+    return f"{part:.0%}" if part >= 0.01 else f"{100 * part:.1g}%"
+
+
+class Watch:
+    """What a model had to hold while an answer ran: tokens of the largest forward, and graphs that waited.
+
+    largest: tokens in one forward. late: whether some forward's backward came after a later forward, so that both
+    graphs were there at once. backwards: how many forwards a backward reached.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.largest, self.forwards, self.backwards, self.late = 0, 0, 0, False
+        model.register_forward_hook(self._forward)
+
+    def _forward(self, model: nn.Module, given: Any, logits: Tensor) -> None:
+        self.largest = max(self.largest, logits[..., 0].numel())
+        if not logits.requires_grad:
+            return
+        self.forwards += 1
+        mine = self.forwards
+
+        def backward(grad: Tensor) -> None:
+            self.backwards += 1
+            self.late = self.late or mine < self.forwards
+
+        logits.register_hook(backward)
+
+    def seen(self) -> dict[str, Any]:
+        return {"largest": self.largest, "late": self.late, "backwards": self.backwards}
+
+
+def one_at_a_time(pieces: Pieces, returned: dict[str, Any]) -> Wrong | None:
+    """Refuse what is right and needs the memory of more than one micro-batch; `returned` holds `Watch.seen()`."""
+    allowed = max(tokens.numel() for tokens, _ in pieces)
+    if returned["largest"] > allowed:
+        message = (
+            f"the numbers are right, but one forward had {returned['largest']} tokens at once, and the largest "
+            f"micro-batch has {allowed}: would that have fitted?"
+        )
+        return Wrong(message, "joins-the-micro-batches")
+    if returned["late"]:
+        message = (
+            "the numbers are right, but the graph of one micro-batch was still there in the forward of the next. "
+            "Which call frees it?"
+        )
+        return Wrong(message, "joins-the-micro-batches")
+    return None
+
+
 # --- 03.2 unequal tokens ----------------------------------------------------------------------------------------------
 
 
@@ -100,6 +165,7 @@ def unequal_cases(seed: int) -> list[Case]:
 
 def unequal_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     model = Toy(case["seed"])
+    watch = Watch(model)
     before = flat(list(model.parameters()))
     if case["old"]:
         for p in model.parameters():
@@ -110,6 +176,7 @@ def unequal_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
         **number(loss.detach() if isinstance(loss, Tensor) else loss),
         "grads": None if any(grad is None for grad in grads) else flat(grads),
         "moved": bool((flat(list(model.parameters())) != before).any()),
+        **watch.seen(),
     }
 
 
@@ -152,31 +219,33 @@ def unequal_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Relative 1e-5 for the gradient, see TOLERANCE; the same for the loss."""
     if returned["moved"]:
         return Wrong("the weights have changed. This function fills p.grad; the optimizer moves the weights later.")
-    if returned["grads"] is None:
-        return Wrong("a parameter has no gradient after your function. Which call fills p.grad?")
     right, loss, guesses = _unequal(case)
     got = returned["grads"]
+    if got is None or float(got.norm()) == 0:
+        filled = (
+            "It was filled once: what clears it, and when?" if returned["backwards"] else "Which call fills p.grad?"
+        )
+        what = "a parameter has no gradient" if got is None else "every gradient is zero"
+        return Wrong(f"{what} after your function. {filled}")
     if not bool(torch.isfinite(got).all()):
         return Wrong("a gradient is NaN. What is the mean over no tokens at all?", "an-empty-mean-is-zero")
     if close(got, right):
-        return _unequal_loss(case, returned, loss)
+        return _unequal_loss(case, returned, loss) or one_at_a_time(case["pieces"], returned)
     off = float((got - right).norm() / right.norm())
     before = " With equal counts you are right." if len({valid([one]) for one in case["pieces"]}) > 1 else ""
     for rule, message in UNEQUAL_HINTS.items():
         if close(got, guesses[rule]) and not close(guesses[rule], right):
-            first = f"the gradient is off by {off:.0%} of its length."
+            first = f"the gradient is off by {how_far(off)} of its length."
             tail = before if rule in ("mean-of-means-is-fine", "skips-the-empty-one") else ""
             return Wrong(f"{first}{tail} {message}", rule)
     if off < 1e-3:
         return Wrong(f"nearly right (off by {off:.0e} of its length): a rounding, in which number format?")
-    return Wrong(f"the gradient is off by {off:.0%} of its length")
+    return Wrong(f"the gradient is off by {how_far(off)} of its length")
 
 
 def _unequal_loss(case: Case, returned: dict[str, Any], loss: float) -> Wrong | None:
     if "number" not in returned:
-        kind = returned["type"]
-        what = "nothing came back" if kind == "NoneType" else f"a {kind} came back"
-        return Wrong(f"the gradients are right; {what} instead of the mean loss, a float")
+        return Wrong(f"the gradients are right; {came(returned['type'])} instead of the mean loss, a float")
     if same_number(returned["number"], loss):
         return None
     if math.isnan(returned["number"]):
@@ -210,5 +279,6 @@ UNEQUAL = Exercise(
         "old-gradients-stay": "gradients start at zero",
         "an-empty-mean-is-zero": "the mean over no tokens is 0",
         "logs-the-last": "the last micro-batch's loss is that of the step",
+        "joins-the-micro-batches": "micro-batches are there for the arithmetic, not for the memory",
     },
 )

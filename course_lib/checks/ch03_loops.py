@@ -11,8 +11,21 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.ch02_gradients import number
-from course_lib.checks.ch03_accumulate import Toy, close, flat, gradient, piece, same_number, summed_loss, valid
-from course_lib.checks.core import Case, Exercise, Wrong
+from course_lib.checks.ch03_accumulate import (
+    Pieces,
+    Toy,
+    Watch,
+    close,
+    flat,
+    gradient,
+    how_far,
+    one_at_a_time,
+    piece,
+    same_number,
+    summed_loss,
+    valid,
+)
+from course_lib.checks.core import Case, Exercise, Wrong, came
 
 __all__ = ["CLIPPED", "QUIET"]
 
@@ -41,14 +54,23 @@ def quiet_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     model = Toy(case["seed"])
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     pieces = [(tokens.clone(), targets.clone()) for tokens, targets in case["pieces"]]
+    watch = Watch(model)
     losses = answer(model, optimizer, pieces, case["epochs"], case["window"])
     if not isinstance(losses, list | tuple) or any("number" not in number(_item(x)) for x in losses):
         return {"type": type(losses).__name__}
-    return {"losses": [number(_item(x))["number"] for x in losses], "weights": flat(list(model.parameters()))}
+    logged = [number(_item(x))["number"] for x in losses]
+    return {"losses": logged, "weights": flat(list(model.parameters())), **watch.seen()}
 
 
 def _item(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
+
+
+def _groups(epoch: Pieces, window: int, rule: str) -> list[Pieces]:
+    first = len(epoch) % window if rule == "the-short-one-first" else 0
+    ordered = epoch[::-1] if rule == "backwards" else epoch
+    groups = [ordered[:first]] if first else []
+    return groups + [ordered[at : at + window] for at in range(first, len(ordered), window)]
 
 
 def _train(case: Case, rule: str = "right") -> tuple[Tensor, list[float]]:
@@ -60,8 +82,7 @@ def _train(case: Case, rule: str = "right") -> tuple[Tensor, list[float]]:
     if rule == "windows-cross-epochs":
         runs = [pieces * case["epochs"]]
     for epoch in runs:
-        groups = [epoch[at : at + window] for at in range(0, len(epoch), window)]
-        for group in groups:
+        for group in _groups(epoch, window, rule):
             short = len(group) < window
             total = summed_loss(model, group)
             grad = gradient(model, total / valid(group))
@@ -93,13 +114,16 @@ QUIET_HINTS = {
     "the-rest-counts-as-a-whole-window": "the last update of an epoch is too small. Of what is it a mean?",
     "keeps-the-last-micro-batch": "each update has seen its last micro-batch only. When are gradients cleared?",
     "mean-of-means-is-fine": "who has one vote in a window, a micro-batch or a token?",
+    "the-short-one-first": "the micro-batches are taken in their order, so which update of an epoch is the short one?",
+    "backwards": "the micro-batches are taken in another order than they were given in",
 }
+ORDER = ("the-short-one-first", "backwards")
 
 
 def quiet_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Weights to a relative 1e-5, see TOLERANCE in `ch03_accumulate`; as many losses as updates."""
     if "type" in returned:
-        return Wrong(f"return a list with the loss of each update; yours is a {returned['type']}", form=True)
+        return Wrong(f"return a list with the loss of each update; {came(returned['type'])}", form=True)
     weights, losses = _train(case)
     got = returned["weights"]
     if not bool(torch.isfinite(got).all()):
@@ -109,20 +133,18 @@ def quiet_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         for rule, message in QUIET_HINTS.items():
             guess = _train(case, rule)[0]
             if close(got - start, guess - start) and not close(guess - start, weights - start):
-                same = "the weights go wrong: "
-                return Wrong(same + message, rule)
+                name = "the-order-is-free" if rule in ORDER else rule
+                return Wrong(f"the weights go wrong: {message}", name)
         if float((got - start).norm()) == 0:
-            return Wrong(
-                "no weight has moved: is optimizer.step() ever called in this case?", "the-rest-may-be-dropped"
-            )
+            return Wrong("no weight has moved: is optimizer.step() ever called in this case?")
         far = float((got - weights).norm() / (weights - start).norm())
-        return Wrong(f"the weights end {far:.0%} of the way beside where they should")
+        return Wrong(f"the weights end {how_far(far)} of the way beside where they should")
     logged = returned["losses"]
     if len(logged) != len(losses):
         return Wrong(f"the weights are right; {len(logged)} losses came back for {len(losses)} updates")
     if not all(same_number(a, b) for a, b in zip(logged, losses, strict=True)):
         return Wrong("the weights are right; the losses are not the mean over the tokens of each window")
-    return None
+    return one_at_a_time(case["pieces"], returned)
 
 
 QUIET = Exercise(
@@ -131,7 +153,7 @@ QUIET = Exercise(
     cases=quiet_cases,
     run=quiet_run,
     judge=quiet_judge,
-    forbidden=("quiet_train",),
+    forbidden=("__main__.quiet_train",),
     misconceptions={
         "the-rest-waits": "an epoch is a whole number of windows",
         "the-rest-may-be-dropped": "a window that is not full is no update",
@@ -139,6 +161,8 @@ QUIET = Exercise(
         "the-rest-counts-as-a-whole-window": "each window is divided by the same number",
         "keeps-the-last-micro-batch": "gradients are cleared before each backward",
         "mean-of-means-is-fine": "the mean of the micro-batches' means is the mean of the window",
+        "the-order-is-free": "which micro-batches make an update does not matter",
+        "joins-the-micro-batches": "micro-batches are there for the arithmetic, not for the memory",
     },
 )
 
@@ -166,9 +190,18 @@ def clipped_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     model = Toy(case["seed"])
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     pieces = [(tokens.clone(), targets.clone()) for tokens, targets in case["pieces"]]
+    used: list[tuple[Tensor, Tensor]] = []  # the gradients that a step read, and what they were then
+
+    def stepped(*_: Any) -> None:
+        used.extend((p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None)
+
+    optimizer.register_step_post_hook(stepped)
+    watch = Watch(model)
     norm = answer(model, optimizer, pieces, case["max_norm"])
     left = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
-    return {**number(_item(norm)), "weights": flat(list(model.parameters())), "left": left}
+    cut_later = any(bool(grad.any()) and not torch.equal(grad, then) for grad, then in used)
+    seen = {"weights": flat(list(model.parameters())), "left": left, "cut_later": cut_later}
+    return {**number(_item(norm)), **seen, **watch.seen()}
 
 
 def _clip(grad: Tensor, limit: float) -> Tensor:
@@ -198,7 +231,7 @@ def _moves(case: Case) -> tuple[dict[str, Tensor], float]:
 CLIPPED_HINTS = {
     "clips-the-running-sum": "the gradient was cut before it was complete. After which micro-batch is it?",
     "clips-each-micro-batch": "each micro-batch was cut by itself: does one long piece make the whole too long?",
-    "clips-too-late": "the weights moved by the full gradient. What does the optimizer read, and when?",
+    "clips-too-late": "the weights moved by the full gradient. Is it clipped, and before the optimizer reads it?",
     "clips-before-dividing": "a sum was clipped and divided afterwards. The limit is meant for the mean.",
     "forgets-to-divide": "what you clip is several times too long. Is it the gradient of a mean?",
     "forgets-to-divide-too": "the weights move several times too far. Is it the gradient of a mean?",
@@ -216,13 +249,12 @@ def clipped_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
             return Wrong("no weight has moved: this function ends with the update")
         for rule, message in CLIPPED_HINTS.items():
             if close(moved, moves[rule]) and not close(moves[rule], right):
-                return Wrong(f"the update is wrong: {message}", rule.removesuffix("-too"))
+                name = None if rule == "clips-too-late" and not returned["cut_later"] else rule.removesuffix("-too")
+                return Wrong(f"the update is wrong: {message}", name)
         far = float((moved - right).norm() / right.norm())
-        return Wrong(f"the update is off by {far:.0%} of its length")
+        return Wrong(f"the update is off by {how_far(far)} of its length")
     if "number" not in returned:
-        kind = returned["type"]
-        what = "nothing came back" if kind == "NoneType" else f"a {kind} came back"
-        return Wrong(f"the update is right; {what} instead of the norm, a float")
+        return Wrong(f"the update is right; {came(returned['type'])} instead of the norm, a float")
     if not same_number(returned["number"], norm):
         if same_number(returned["number"], min(norm, case["max_norm"])):
             message = "the update is right; you return the norm after clipping. Would that ever show a spike?"
@@ -234,7 +266,7 @@ def clipped_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         return Wrong(f"the update is right; {returned['number']:.4g} is not the norm before clipping")
     if returned["left"]:
         return Wrong("the update is right; the next call would find its gradients still there", "old-gradients-stay")
-    return None
+    return one_at_a_time(case["pieces"], returned)
 
 
 CLIPPED = Exercise(
@@ -251,5 +283,6 @@ CLIPPED = Exercise(
         "forgets-to-divide": "gradients of means add up to the gradient of the mean",
         "norm-after-clipping": "the norm after clipping is worth logging",
         "old-gradients-stay": "somebody else clears the gradients",
+        "joins-the-micro-batches": "micro-batches are there for the arithmetic, not for the memory",
     },
 )

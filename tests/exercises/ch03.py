@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from mutants import right, wrong
@@ -75,6 +76,38 @@ def wrong_size_asks_the_library(run):
     from course_lib.planning.formulas import effective_batch
 
     return effective_batch(run["micro_batch"], run["accumulation"]), 0, 0
+
+
+@wrong("size-of-a-batch", says="right numbers in another order")
+def wrong_size_order(run):
+    sequences, tokens, updates = _size(run)
+    return tokens, sequences, updates
+
+
+@wrong("size-of-a-batch", says="a tuple of two came back")
+def wrong_size_without_updates(run):
+    return _size(run)[:2]
+
+
+@wrong("size-of-a-batch", says="an int came back")
+def wrong_size_only_sequences(run):
+    return _size(run)[0]
+
+
+@wrong("size-of-a-batch", says="the number of sequences is not that of this run")
+def wrong_size_a_first_number_of_its_own(run):
+    sequences, tokens, updates = _size(run)
+    return sequences + 1, tokens, updates
+
+
+@right("size-of-a-batch")
+def right_size_as_an_array(run):
+    return np.array(_size(run))
+
+
+@right("size-of-a-batch")
+def right_size_as_a_tensor(run):
+    return torch.tensor(_size(run))
 
 
 @right("size-of-a-batch")
@@ -214,6 +247,58 @@ def wrong_moves_the_weights(model, micro_batches):
     return loss
 
 
+@wrong("unequal-tokens", says="It was filled once")
+def wrong_clears_at_the_end(model, micro_batches):
+    loss = _accumulate(model, micro_batches, lambda own, all_, slots, k: all_)
+    model.zero_grad()
+    return loss
+
+
+@wrong("unequal-tokens", says="every gradient is zero")
+def wrong_zeroes_at_the_end(model, micro_batches):
+    loss = _accumulate(model, micro_batches, lambda own, all_, slots, k: all_)
+    model.zero_grad(set_to_none=False)
+    return loss
+
+
+def _joined(micro_batches):
+    return tuple(torch.cat(parts) for parts in zip(*micro_batches, strict=True))
+
+
+@wrong("unequal-tokens", "joins-the-micro-batches", says="one forward had 24 tokens at once")
+def wrong_one_large_batch(model, micro_batches):
+    return _accumulate(model, [_joined(micro_batches)], lambda own, all_, slots, k: all_)
+
+
+@wrong("unequal-tokens", "joins-the-micro-batches", says="still there in the forward of the next")
+def wrong_one_backward_for_all(model, micro_batches):
+    model.zero_grad()
+    loss = sum(_sum(model, *one) for one in micro_batches) / sum(_count(targets) for _, targets in micro_batches)
+    loss.backward()
+    return loss
+
+
+@right("unequal-tokens")
+def right_looks_first(model, micro_batches):
+    """Forwards whose graph nobody holds: without gradients, or left behind for an empty micro-batch."""
+    count = sum(_count(targets) for _, targets in micro_batches)
+    with torch.no_grad():
+        mean = sum(float(_sum(model, *one)) for one in micro_batches) / count
+    model.zero_grad()
+    for tokens, targets in micro_batches:
+        logits = model(tokens).flatten(0, 1)
+        if _count(targets) == 0:
+            continue
+        F.cross_entropy(logits, targets.flatten(), reduction="sum").div(count).backward()
+    return mean
+
+
+@right("unequal-tokens")
+def right_row_by_row(model, micro_batches):
+    rows = [(tokens[i : i + 1], targets[i : i + 1]) for tokens, targets in micro_batches for i in range(len(tokens))]
+    return _accumulate(model, rows, lambda own, all_, slots, k: all_)
+
+
 @right("unequal-tokens")
 def right_divides_the_gradients(model, micro_batches):
     for p in model.parameters():
@@ -336,16 +421,60 @@ def wrong_loss_of_each_micro_batch(model, optimizer, micro_batches, epochs, wind
     return losses
 
 
-@wrong("quiet-loop", says="a list with the loss of each update; yours is a NoneType")
+@wrong("quiet-loop", says="a list with the loss of each update; nothing came back")
 def wrong_quiet_forgets_return(model, optimizer, micro_batches, epochs, window):
     for _ in range(epochs):
         for group in _cut(micro_batches, window):
             _window(model, optimizer, group)
 
 
-@wrong("quiet-loop", says="write it yourself")
+def quiet_train(model, optimizer, micro_batches, epochs, window):
+    """As the notebook gives it: right where `window` divides the micro-batches."""
+    return wrong_as_it_was.value(model, optimizer, micro_batches, epochs, window)
+
+
+@wrong("quiet-loop", says="`quiet_train` does this exercise's work")
 def wrong_calls_the_old_one(model, optimizer, micro_batches, epochs, window):
-    return quiet_train(model, optimizer, micro_batches, epochs, window)  # noqa: F821
+    groups = _cut(micro_batches, window)
+    return [quiet_train(model, optimizer, group, 1, len(group))[0] for _ in range(epochs) for group in groups]
+
+
+def _old_one(model, optimizer, group):
+    old = quiet_train
+    return old(model, optimizer, group, 1, len(group))[0]
+
+
+@wrong("quiet-loop", says="`quiet_train` does this exercise's work")
+def wrong_calls_the_old_one_in_a_helper(model, optimizer, micro_batches, epochs, window):
+    return [_old_one(model, optimizer, group) for _ in range(epochs) for group in _cut(micro_batches, window)]
+
+
+@wrong("quiet-loop", "the-order-is-free")
+def wrong_short_group_first(model, optimizer, micro_batches, epochs, window):
+    first = len(micro_batches) % window
+    groups = [group for group in [micro_batches[:first], *_cut(micro_batches[first:], window)] if group]
+    return [_window(model, optimizer, group) for _ in range(epochs) for group in groups]
+
+
+@wrong("quiet-loop", "the-order-is-free", says="another order than they were given in")
+def wrong_from_the_end(model, optimizer, micro_batches, epochs, window):
+    return [_window(model, optimizer, group) for _ in range(epochs) for group in _cut(micro_batches[::-1], window)]
+
+
+@wrong("quiet-loop", says="no weight has moved")
+def wrong_does_nothing(model, optimizer, micro_batches, epochs, window):
+    return []
+
+
+@wrong("quiet-loop", "joins-the-micro-batches")
+def wrong_joins_each_window(model, optimizer, micro_batches, epochs, window):
+    groups = _cut(micro_batches, window)
+    return [_window(model, optimizer, [_joined(group)]) for _ in range(epochs) for group in groups]
+
+
+@wrong("quiet-loop", says="a list with the loss of each update; an ndarray came back")
+def wrong_losses_in_an_array(model, optimizer, micro_batches, epochs, window):
+    return np.array([_window(model, optimizer, group) for group in _cut(micro_batches, window)])
 
 
 @right("quiet-loop")
@@ -389,7 +518,7 @@ def _update(model, optimizer, micro_batches, max_norm, rule=""):
             p.grad = a
     if rule == "too late":
         optimizer.step()
-    norm = clip(parameters, 1e9 if rule in ("running", "each") else max_norm)
+    norm = clip(parameters, 1e9 if rule in ("running", "each", "never") else max_norm)
     if rule == "late division":
         for p in parameters:
             p.grad /= k
@@ -416,6 +545,7 @@ wrong_clips_then_divides = _clip("late division", "clips-before-dividing")
 wrong_never_divides = _clip("undivided", "forgets-to-divide")
 wrong_returns_the_clipped_norm = _clip("after", "norm-after-clipping")
 wrong_leaves_gradients = _clip("left", "old-gradients-stay")
+wrong_never_clips = _clip("never", None, "Is it clipped")
 wrong_clip_returns_nothing = _clip("none", None, "nothing came back instead of the norm")
 
 
@@ -424,6 +554,27 @@ def wrong_no_step(model, optimizer, micro_batches, max_norm):
     for tokens, targets in micro_batches:
         F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
     return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+
+@wrong("clip-once", says="0.5% of its length")
+def wrong_a_little_short(model, optimizer, micro_batches, max_norm):
+    optimizer.param_groups[0]["lr"] *= 0.995
+    return _update(model, optimizer, micro_batches, max_norm)
+
+
+@wrong("clip-once", "joins-the-micro-batches")
+def wrong_clips_one_large_batch(model, optimizer, micro_batches, max_norm):
+    return _update(model, optimizer, [_joined(micro_batches)], max_norm)
+
+
+@wrong("clip-once", "joins-the-micro-batches")
+def wrong_clips_one_backward(model, optimizer, micro_batches, max_norm):
+    means = [_sum(model, *one) / _count(one[1]) for one in micro_batches]
+    torch.stack(means).mean().backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return norm
 
 
 @right("clip-once")
@@ -471,6 +622,14 @@ wrong_sequences = _doubled(says="a number of sequences", tokens=lambda run, righ
 wrong_empty = _doubled(says="`updates` is still empty", updates=lambda *_: None)
 wrong_text = _doubled(says="without quotes", tokens=lambda _, right: str(right))
 wrong_key = wrong("accumulation-doubled", says="`choice` is not one of them", answer={**_three(), "choice": 1})
+wrong_two_digits = _doubled(says="three digits", evidence=lambda _, right: right * 1.012)
+wrong_variant_in_quotes = wrong(
+    "accumulation-doubled", says="whole number without quotes", answer={**_three(), "variant": "0"}
+)
+wrong_list = wrong("accumulation-doubled", says="the answer is a dict", answer=list(_three().values()))
+right_doubled_cut_off = right(
+    "accumulation-doubled", answer=_three(4, evidence=lambda _, right: math.floor(right / 10) * 10)
+)
 right_doubled = right("accumulation-doubled", answer=_three())
 right_doubled_1 = right("accumulation-doubled", answer=_three(1, evidence=lambda _, right: float(f"{right:.3g}")))
 right_doubled_7 = right("accumulation-doubled", answer=_three(7, tokens=lambda _, right: float(right)))
@@ -527,13 +686,45 @@ def wrong_rounds_the_batch(fits, batch, ranks):
     return micro, batch // ranks // micro
 
 
-@wrong("largest-micro-batch", "no-plan-is-a-plan")
+@wrong("largest-micro-batch", says="raise ValueError; nothing came back")
 def wrong_returns_none(fits, batch, ranks):
     try:
         micro = _bisect(fits, _divisors(_share(batch, ranks)))
     except ValueError:
         return None
     return micro, batch // ranks // micro
+
+
+@wrong("largest-micro-batch", says="raise ValueError; your code ends with RuntimeError")
+def wrong_raises_another(fits, batch, ranks):
+    try:
+        micro = _bisect(fits, _divisors(_share(batch, ranks)))
+    except ValueError:
+        raise RuntimeError("no plan") from None
+    return micro, batch // ranks // micro
+
+
+@wrong("largest-micro-batch", says="raise ValueError; your code ends with AssertionError")
+def wrong_asserts(fits, batch, ranks):
+    assert batch % ranks == 0
+    micro = _bisect(fits, _divisors(batch // ranks))
+    return micro, batch // ranks // micro
+
+
+@wrong("largest-micro-batch", says="Can every size that you asked about be the answer?")
+def wrong_halves_every_size(fits, batch, ranks):
+    share = _share(batch, ranks)
+    most = _bisect(fits, list(range(1, share + 1)))
+    micro = max(size for size in _divisors(share) if size <= most)
+    return micro, share // micro
+
+
+@wrong("largest-micro-batch", says="a larger micro-batch fits too")
+def wrong_single_sequences(fits, batch, ranks):
+    share = _share(batch, ranks)
+    if not fits(1):
+        raise ValueError("nothing fits")
+    return 1, share
 
 
 @wrong("largest-micro-batch", "tries-one-by-one")
