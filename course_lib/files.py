@@ -1,11 +1,12 @@
-"""The file operations of a save, one method each, and a power cut to try them with."""
+"""The file operations of a save, one method each, and a power cut to try them with, after any of them."""
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-__all__ = ["Files", "PowerCut", "PowerLoss"]
+__all__ = ["Files", "PowerCut", "PowerLoss", "every_power_cut"]
 
 
 class Files:
@@ -121,3 +122,40 @@ class PowerCut(Files):
                 os.truncate(path, int(path.stat().st_size * keep))
         for _, undo in reversed(self._undo[len(self._undo) - names :]):
             undo()
+
+
+def every_power_cut(
+    before: Callable[[Path, Files], object], save: Callable[[Path, Files], object], look: Callable[[Path], str]
+) -> list[list[str]]:
+    """Cut the power after 0, 1, 2, ... operations of `save`, and look: for each stop, what is found in each state.
+
+    What is tried: the last 0, 1, ... of the uncertain names lost, and of the files that were not synced nothing,
+    half or all there. Before each, `before` fills a new folder, which all three are given. The last stop is the whole
+    save. A real file system may lose more: an earlier name without a later one.
+    """
+    found: list[list[str]] = []
+    finished = False
+    while not finished:
+        states: list[str] = []
+        lost, uncertain = 0, 0
+        while lost <= uncertain:
+            for kept in (0.0, 0.5, 1.0):
+                with tempfile.TemporaryDirectory() as name:
+                    run, removed = Path(name) / "run", Path(name) / "removed"
+                    run.mkdir()
+                    removed.mkdir()
+                    before(run, PowerCut(removed))
+                    shutil.rmtree(removed)
+                    removed.mkdir()
+                    files = PowerCut(removed, after=len(found))
+                    try:
+                        save(run, files)
+                        finished = True
+                    except PowerLoss:
+                        pass
+                    uncertain = files.uncertain
+                    files.lose(lost, kept)
+                    states.append(look(run))
+            lost += 1
+        found.append(states)
+    return found

@@ -53,6 +53,7 @@ def test_left_out_draws_no_gap_of_zero_and_names_what_is_exact() -> None:
     line = fig.axes[1].get_lines()[0]
     assert list(line.get_xdata()) == [10, 11, 12] and line.get_ydata()[0] != line.get_ydata()[0]
     assert "exactly 0: full resume" in words(fig)
+    assert "the other 2" not in words(fig) and words(fig)[:2] == ["never stopped", "no schedule"]
     assert png(fig).data
 
 
@@ -62,7 +63,7 @@ def test_stopped_saves_prices_and_differences() -> None:
     assert "1,500 ms" in words(figures.price_of_a_save({"write": 0.1, "save": 1.5}, title="t"))
     assert words(figures.differences_at_the_end({"same": (0.0, False), "rate": (3e-4, True)}, title="t")) == [
         "  0: every bit",
-        "  0.0003",
+        "  3.0e-04",
     ]
     assert png(figures.differences_at_the_end({"same": (0.0, False)}, title="t")).data
 

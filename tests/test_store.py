@@ -13,7 +13,7 @@ import pytest
 
 from course_lib import store
 from course_lib.errors import CheckpointError
-from course_lib.files import Files, PowerCut, PowerLoss
+from course_lib.files import Files, PowerCut, PowerLoss, every_power_cut
 from course_lib.store import MARKER, keep_last, latest, problem, write_folder
 
 OLD = {"model.safetensors": [b"old", b" weights" * 20], "meta.json": [b'{"format": 2, "is": "old"}']}
@@ -131,6 +131,32 @@ def test_a_power_cut_after_each_operation(same: bool, keep: int, tmp_path: Path)
                 shutil.rmtree(files.bin)
             undone += 1
     assert seen == {"old", "new"}
+
+
+def test_every_power_cut_finds_what_a_cut_can_leave() -> None:
+    """Two files written in place: lost, half there, or there; unless the save syncs them."""
+
+    def write(run: Path, files: Files) -> None:
+        files.write(run / "a", [b"1234"])
+        files.write(run / "b", [b"1234"])
+
+    def write_and_sync(run: Path, files: Files) -> None:
+        write(run, files)
+        for path in (run / "a", run / "b", run):
+            files.sync(path)
+
+    def look(run: Path) -> str:
+        return " ".join(f"{path.name}{path.stat().st_size}" for path in sorted(run.iterdir()))
+
+    nothing = [""] * 3
+    one = ["a0", "a2", "a4", *nothing]
+    two = ["a0 b0", "a2 b2", "a4 b4", *one]
+    assert every_power_cut(lambda run, files: None, write, look) == [nothing, one, two]
+    found = every_power_cut(lambda run, files: None, write_and_sync, look)
+    assert len(found) == 6 and found[:3] == [nothing, one, two]
+    assert found[-1] == ["a4 b4"] * 3
+    kept = every_power_cut(lambda run, files: write_and_sync(run, files), lambda run, files: None, look)
+    assert kept == [["a4 b4"] * 3]
 
 
 class Hasty(PowerCut):

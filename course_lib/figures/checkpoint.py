@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from course_lib.figures.style import (
     COLORS,
@@ -132,26 +133,41 @@ def _behind(ax: Axes, x: float, y: float, text: str, color: str = COLORS["ink"],
     ax.annotate(text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", size=size, color=color)
 
 
+REST = {"color": COLORS["muted"], "linewidth": 1.0}
+"""A curve that need not be told from the others."""
+
+
 def left_out(
     losses: Mapping[str, Sequence[float]],
     gaps: Mapping[str, Sequence[float]],
     saved_at: int,
     *,
     title: str,
+    named: Collection[str] = (),
     subtitle: str | None = None,
 ) -> Figure:
     """Left the loss by step, right (log) the largest gap in a weight after each step, from `saved_at` on.
 
-    losses: {name: losses}, the uninterrupted run first, from step 0; the others from `saved_at`. gaps: {name: gaps}; a
-    gap of 0 is not drawn, so that a curve begins where the first bit differs.
+    losses: {name: losses}, the uninterrupted run first, from step 0; the others from `saved_at`: those of `named` have
+    their colour and name, the rest is grey. gaps: {name: gaps}; a gap of 0 is not drawn, so that a curve begins where
+    the first bit differs.
     """
-    fig, (left, right) = new_panels(title, subtitle, height=330, cols=2, width_ratios=[1, 1.5])
+    fig, (left, right) = new_panels(title, subtitle, height=330, cols=2, width_ratios=[1.25, 1.5])
+    hue = {name: series(index) for index, name in enumerate(gaps)}
+    ends: list[tuple[Line2D, str]] = []
+    rest: list[tuple[Line2D, str]] = []
     for index, (name, values) in enumerate(losses.items()):
-        style = series(index - 1) | {"linewidth": 1.6} if index else {"color": COLORS["rule"], "linewidth": 5.0}
+        style: dict[str, Any] = {"color": COLORS["rule"], "linewidth": 5.0}
+        if index:
+            style = hue[name] | {"linewidth": 1.6, "zorder": 3} if name in named else {**REST, "zorder": 2.5}
         first = 0 if index == 0 else saved_at
         steps = np.arange(first, first + len(values))
         shown = steps >= saved_at - 8
-        left.plot(steps[shown], np.asarray(values)[shown], **style)
+        (line,) = left.plot(steps[shown], np.asarray(values)[shown], **style)
+        if name in named:
+            ends.append((line, name))
+        elif index:
+            rest.append((line, name))
         if index == 0:
             left.annotate(
                 name,
@@ -161,6 +177,9 @@ def left_out(
                 size=9,
                 color=COLORS["muted"],
             )
+    if rest:
+        ends.append((rest[0][0], rest[0][1] if len(rest) == 1 else f"the other {len(rest)}"))
+    end_labels(left, ends)
     left.axvline(saved_at - 0.5, color=COLORS["grey"], linewidth=1.0, linestyle=(0, (2, 2)))
     panel_title(left, "loss, nats a token")
     left.set_xlabel("step")
@@ -254,7 +273,7 @@ def differences_at_the_end(
     for place, (gap, fault) in enumerate(gaps.values()):
         color = COLORS["vermilion"] if fault else COLORS["green"]
         ax.plot(max(gap, floor), place, "X" if fault else "o", color=color, markersize=10)
-        _behind(ax, max(gap, floor), place, f"  {gap:.1g}" if gap else "  0: every bit", ink(color), 9.5)
+        _behind(ax, max(gap, floor), place, f"  {gap:.1e}" if gap else "  0: every bit", ink(color), 9.5)
     _rows(ax, list(gaps))
     ax.set_xlim(floor / 2, max(some, default=1e-3) * 30)
     ax.set_xlabel("largest gap in a weight, ten steps after the resume")
@@ -284,7 +303,7 @@ def bytes_of_a_part(
     bar.broken_barh(spans, (-0.3, 0.6), facecolors=colors)
     bar.vlines([left for left, width in spans if width > 0.005], -0.3, 0.3, color=COLORS["paper"], linewidth=0.8)
     left, width = spans[chosen]
-    bar.plot(left + width / 2, -0.62, marker="v", color=COLORS["ink"], markersize=8)
+    bar.plot(left + width / 2, -0.5, marker="v", color=COLORS["ink"], markersize=8)
     bar.set_xlim(0, 1)
     bar.set_ylim(0.45, -0.95)
     bar.set_yticks([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +42,25 @@ def _read_as(part: Part, data: bytes) -> list[str]:
     if kind is None:
         return ["".join(chr(byte) if 32 <= byte < 127 else "·" for byte in row) for row in rows]
     out = []
+    form = _form(np.frombuffer(data[: len(data) // kind.itemsize * kind.itemsize], dtype=kind))
     for row in rows:
         values = np.frombuffer(row[: len(row) // kind.itemsize * kind.itemsize], dtype=kind)
-        shown = values[:4]
-        words = [f"{int(v):,}" if kind.kind in "iu" else f"{float(v):.3g}" for v in shown]
+        words = [format(v.item(), form) for v in values[:4].astype(values.dtype if kind.kind in "iu" else float)]
         out.append(" ".join(f"{word:>9}" for word in words) + ("  …" if len(values) > 4 else ""))
     return out
+
+
+def _form(values: np.ndarray) -> str:
+    """How numbers are written, the same way for all of a page, so that they stand in columns."""
+    if values.dtype.kind in "iu":
+        return ","
+    size = np.abs(values.astype(float))
+    size = size[np.isfinite(size) & (size > 0)]
+    if not size.size:
+        return ".3g"
+    if size.max() >= 1e5 or size.max() < 1e-3 or size.min() < size.max() / 1e3:
+        return ".2e"
+    return f".{max(0, 2 - math.floor(math.log10(size.max())))}f"
 
 
 def _size(count: int) -> str:
@@ -79,7 +93,7 @@ class _Look:
     @property
     def subtitle(self) -> str:
         last = len(self.parts) - 1
-        return f"Part {self.number} of 0 to {last}. Left: place in the file; right: what a row says."
+        return f"Part {self.number}, counted from 0 to {last}. Left: place in the file; right: what a row says."
 
 
 class _Walk:
