@@ -12,7 +12,7 @@ import numpy as np
 from course_lib.checks.ch05_choose import CHOOSE
 from course_lib.checks.ch05_fit import FIT, fit_text
 from course_lib.checks.ch05_segment import SEGMENT
-from course_lib.checks.core import Case, Exercise, Wrong, make_check
+from course_lib.checks.core import Case, Exercise, Wrong, ask, kind, make_check
 from course_lib.checks.smell import nearly, plain, same, smell
 
 __all__ = ["EXERCISES", "check", "question"]
@@ -23,10 +23,10 @@ def _pair(returned: Any, first: str, second: str) -> Wrong | None:
     if returned is None:
         return Wrong("nothing came back. Does every path end in a `return`?", form=True)
     if not isinstance(returned, list | tuple) or len(returned) != 2:
-        return Wrong(f"two numbers are wanted, ({first}, {second}); a {type(returned).__name__} came back", form=True)
+        return Wrong(f"two numbers are wanted, ({first}, {second}); {kind(returned)} came back", form=True)
     for value in returned:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return Wrong(f"({first}, {second}) are two numbers; one of yours is a {type(value).__name__}", form=True)
+            return Wrong(f"({first}, {second}) are two numbers; one of yours is {kind(value)}", form=True)
         if not math.isfinite(value):
             return Wrong(f"({first}, {second}) are finite numbers; one of yours is {value}")
     return None
@@ -253,8 +253,7 @@ BYTES = Exercise(
 
 def question(exercise: str, variant: int = 0) -> None:
     """Print the text of the reasoning exercise (`does-it-fit`) for a variant."""
-    text = {"does-it-fit": fit_text}[exercise]
-    print(f"variant {variant}\n\n{text(variant)}")
+    ask({"does-it-fit": fit_text}, exercise, variant)
 
 
 EXERCISES = [FORWARDS, BYTES, SEGMENT, CHOOSE, FIT]

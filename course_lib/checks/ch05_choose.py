@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from course_lib.checks.core import Case, Exercise, Wrong
+from course_lib.checks.core import Case, Exercise, Wrong, kind
 from course_lib.checks.smell import plain
 
 __all__ = ["CHOOSE", "at_worst"]
@@ -170,7 +170,7 @@ def choose_judge(case: Case, returned: Any) -> Wrong | None:
             return None
         return Wrong("you say that nothing fits (or nothing came back); there is a choice that does", "gives-up")
     if not isinstance(returned, list):
-        return Wrong(f"a list of block numbers is wanted, or None; a {type(returned).__name__} came back", form=True)
+        return Wrong(f"a list of block numbers is wanted, or None; {kind(returned)} came back", form=True)
     if any(isinstance(n, bool) or not isinstance(n, int | float) or n != int(n) for n in returned):
         return Wrong("the list holds block numbers, whole and counted from 0", form=True)
     chosen = sorted(int(n) for n in returned)

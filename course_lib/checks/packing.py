@@ -17,6 +17,8 @@ import numpy as np
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
+from course_lib.checks.asking import kind
+
 __all__ = ["MAX_BYTES", "PackError", "pack", "read_packed", "unpack", "write_packed"]
 
 MAX_BYTES = 64 * 2**20
@@ -85,9 +87,7 @@ def _pack(value: Any, arrays: dict[str, np.ndarray], budget: list[int], depth: i
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _tensor(torch, value, arrays, budget)
-    raise PackError(
-        f"gave back a {type(value).__name__}, which is not plain data (numbers, text, lists, dicts, tensors)"
-    )
+    raise PackError(f"gave back {kind(value)}, which is not plain data (numbers, text, lists, dicts, tensors)")
 
 
 def _numpy(array: np.ndarray, arrays: dict[str, np.ndarray], budget: list[int]) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from course_lib.checks.core import Wrong
+from course_lib.checks.core import Wrong, kind
 
 __all__ = ["nearly", "not_a_number", "plain", "same", "smell"]
 
@@ -24,7 +24,7 @@ def not_a_number(returned: Any) -> Wrong | None:
     if returned is None:
         return Wrong("nothing came back. Does every path end in a `return`?")
     if isinstance(returned, bool) or not isinstance(returned, int | float):
-        return Wrong(f"a number is wanted; a {type(returned).__name__} came back")
+        return Wrong(f"a number is wanted; {kind(returned)} came back")
     return None
 
 
