@@ -27,6 +27,13 @@ def test_powers_of_two(power: int, text: str) -> None:
     assert figures.power_of_two(power) == text
 
 
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(2.13, "2.1 times as fast"), (1.0, "1 times as fast"), (0.031, "32 times slower")]
+)
+def test_pace(ratio: float, text: str) -> None:
+    assert figures.pace(ratio) == text
+
+
 def test_casts_have_no_name_and_stand_on_the_lane_of_their_result() -> None:
     steps = [("mul", "fp32", False), ("cast", "bf16", True), ("product", "bf16", False), ("odd", "int64", False)]
     fig = figures.cast_ladder(steps, title="t")
@@ -43,6 +50,7 @@ def test_gradients_are_sorted_into_the_zones_of_fp16() -> None:
     bars = [bar for bar in bars if bar.get_height() < 1]  # the zones are one high
     assert [bar.get_height() for bar in bars] == [0.25] * 4
     assert len({bar.get_facecolor() for bar in bars}) == 3  # both ends are one colour
+    assert [ax.get_xlabel() for ax in fig.axes[:2]] == ["size of a gradient"] * 2
     assert png(fig).data
 
 
@@ -69,7 +77,7 @@ def test_loss_curves_name_every_run() -> None:
 
 def test_capability_table_writes_every_cell() -> None:
     fig = figures.capability_table(
-        {"cpu": [True, False, 0.0256, "not measured"], "mps": [None] * 4}, list("abcd"), title="t"
+        {"cpu": [True, False, 0.0256, 2.1, "not measured"], "mps": [None] * 5}, list("abcde"), title="t"
     )
-    assert words(fig) == ["yes", "no", "0.026 x FP32", "not measured"] + ["no device"] * 4
+    assert words(fig) == ["yes", "no", "39 x slower", "2.1 x FP32", "not measured"] + ["no device"] * 5
     assert png(fig).data

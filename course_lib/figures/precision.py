@@ -28,6 +28,7 @@ __all__ = [
     "formats_side_by_side",
     "gradients_in_fp16",
     "loss_curves",
+    "pace",
     "power_of_two",
     "scaler_run",
 ]
@@ -39,6 +40,11 @@ _LANES = {"fp32": COLORS["orange"], "bf16": COLORS["blue"], "fp16": COLORS["blue
 def power_of_two(power: int) -> str:
     """2 to this power as one writes it: 2²⁴, 2⁻¹⁴, 1."""
     return "2" + str(power).translate(_RAISED) if power else "1"
+
+
+def pace(ratio: float) -> str:
+    """A rate over another (above 0) as one says it: 2.1 times as fast, 32 times slower."""
+    return f"{ratio:.2g} times as fast" if ratio >= 1 else f"{1 / ratio:.2g} times slower"
 
 
 def formats_side_by_side(
@@ -144,6 +150,7 @@ def gradients_in_fp16(
         ax.set_xlim(low, high)
         ax.set_xticks([-40, -25, -14, 0, 16], [power_of_two(p) for p in (-40, -25, -14, 0, 16)])
         ax.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+        ax.set_xlabel("size of a gradient")
         panel_title(ax, name)
     axes[0].set_ylabel("share of the gradients")
     if row:
@@ -202,7 +209,8 @@ def capability_table(
     title: str,
     subtitle: str | None = None,
 ) -> Figure:
-    """A table of what was probed: {row: cells}. True is green, False vermilion, None grey, a number is written."""
+    """A table of what was probed: {row: cells}. True is green, False vermilion, None grey; a number is a rate over
+    FP32's, above 0."""
     fig, ax = new_figure(title, subtitle, height=52 + 30 * len(rows))
     shades = {True: tint(COLORS["green"], 0.45), False: tint(COLORS["vermilion"], 0.45)}
     for y, cells in enumerate(rows.values()):
@@ -214,7 +222,7 @@ def capability_table(
             ax.barh(y, 0.94, left=x + 0.03, height=0.84, color=color)
             text = cell if isinstance(cell, str) else "no device" if cell is None else "yes" if cell is True else "no"
             if measured and not isinstance(cell, str):
-                text = f"{cell:.2g} x FP32"
+                text = f"{cell:.2g} x FP32" if cell >= 1 else f"{1 / cell:.2g} x slower"
             shade = COLORS["muted"] if cell is None else text_on(color)
             ax.text(x + 0.5, y, text, ha="center", va="center", size=9.5, color=shade)
     ax.set_yticks(range(len(rows)), list(rows))
