@@ -256,7 +256,7 @@ def price_of_a_save(
         _behind(ax, 1e3 * value, place, f"{1e3 * value:,.0f} ms", size=9.5)
     _rows(ax, list(seconds))
     ax.set_xlim(0, 1e3 * max(seconds.values()) * 1.13)
-    ax.set_xlabel("milliseconds, the median of several")
+    ax.set_xlabel("milliseconds")
     if row:
         numbers(fig, row)
     return fig
