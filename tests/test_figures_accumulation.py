@@ -22,11 +22,11 @@ def test_token_pull_is_one_over_its_share() -> None:
     assert png(fig).data
 
 
-def test_differences_tells_what_falls_from_what_stays() -> None:
-    fig = accumulation.differences({"dropout": (0.4, 0.05), "BatchNorm": (0.3, 0.25)}, 64, title="t")
-    colors = [line.get_color() for line in fig.axes[0].get_lines() if line.get_marker() == "o"]
-    orange, blue, vermilion = (accumulation.COLORS[name] for name in ("orange", "blue", "vermilion"))
-    assert colors == [orange, blue, orange, vermilion]
+def test_differences_are_shares_of_one_draw() -> None:
+    """Each line begins at 1 whatever its size, and noise has its own: 1/4 after 16 draws."""
+    fig = accumulation.differences({"dropout": {1: 0.4, 16: 0.1}, "BatchNorm": {1: 0.3, 16: 0.15}}, title="t")
+    assert [list(line.get_ydata()) for line in fig.axes[0].get_lines()] == [[1, 0.25], [1, 0.25], [1, 0.5]]
+    assert words(fig) == ["noise, 1/√n: 25%", "dropout: 25%", "BatchNorm: 50%"]
     assert png(fig).data
 
 
@@ -36,6 +36,10 @@ def test_memory_and_speed_stacks_up_to_the_peak() -> None:
     )
     tops = [bar.get_y() + bar.get_height() for bar in fig.axes[0].patches][-2:]
     assert tops == [20.0, 16.0]
+    fig = accumulation.memory_and_speed(
+        {"weights": 4.0, "gradients": 4.0}, {2: 20.0, 1: 16.0}, {2: 9e3, 1: 3e3}, title="t"
+    )
+    assert [bar.get_height() for bar in fig.axes[0].patches][2:] == [0.0, 4.0, 16.0, 8.0]  # none yet in the whole batch
     assert png(fig).data
 
 

@@ -172,15 +172,21 @@ def memory_and_speed(
     subtitle: str | None = None,
     row: Row = (),
 ) -> Figure:
-    """Left: peak MB a micro-batch, over what does not shrink ({category: MB}). Right: tokens a second a micro-batch."""
+    """Left: peak MB a micro-batch, over what does not shrink ({category: MB}). Right: tokens a second a micro-batch.
+
+    The first micro-batch of `peaks` is the whole batch: when it is at its peak there are no gradients yet.
+    """
     fig, (left, right) = new_panels(title, subtitle, height=300, cols=2, width_ratios=[1.35, 1])
     shades = {"weights": "forward", "moments": "optimizer", "gradients": "backward", "the rest": "sky"}
     places = range(len(peaks))
-    base = 0.0
+    base = np.zeros(len(peaks))
     for name, size in fixed.items():
-        left.bar(places, [size] * len(peaks), bottom=base, width=0.7, color=COLORS[shades[name]])
-        base += size
-    rest = [max(peak - base, 0.0) for peak in peaks.values()]
+        sizes = np.full(len(peaks), size)
+        if name == "gradients":
+            sizes[0] = 0.0
+        left.bar(places, sizes, bottom=base, width=0.7, color=COLORS[shades[name]])
+        base += sizes
+    rest = np.maximum(np.array(list(peaks.values())) - base, 0.0)
     left.bar(places, rest, bottom=base, width=0.7, color=COLORS["sky"])
     for place, peak in zip(places, peaks.values(), strict=True):
         left.annotate(f"{peak:.0f}", (place, peak), xytext=(0, 4), textcoords="offset points", ha="center", size=9.5)
@@ -200,38 +206,31 @@ def memory_and_speed(
 
 
 def differences(
-    sizes: Mapping[str, tuple[float, float]], draws: int, *, title: str, subtitle: str | None = None, row: Row = ()
+    lengths: Mapping[str, Mapping[int, float]], *, title: str, subtitle: str | None = None, row: Row = ()
 ) -> Figure:
-    """Difference from the large batch, a row a cause: (of a typical draw, of the mean of `draws`); rounding is grey."""
-    fig, ax = new_figure(title, subtitle, height=70 + 44 * len(sizes))
-    ax.set_xscale("log")
-    for place, (one, many) in enumerate(sizes.values()):
-        last = "grey" if one < 1e-4 else "blue" if many < 2 * one / np.sqrt(draws) else "vermilion"
-        ax.plot([many, one], [place, place], color=COLORS["rule"], linewidth=3, solid_capstyle="round", zorder=1)
-        ax.plot(one, place, "o", color=COLORS["orange"], markersize=9, zorder=2)
-        ax.plot(many, place, "o", color=COLORS[last], markersize=9, zorder=2)
-        ax.annotate(f"{one:.1g}", (one, place), xytext=(9, 0), textcoords="offset points", va="center", size=9.5)
-        ax.annotate(
-            f"{many:.1g}",
-            (many, place),
-            xytext=(-9, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            size=9.5,
-        )
-    ax.set_yticks(range(len(sizes)), list(sizes))
-    ax.tick_params(axis="y", labelsize=10, labelcolor=COLORS["ink"])
-    ax.set_ylim(len(sizes) - 0.5, -0.5)
-    values = [value for pair in sizes.values() for value in pair]
-    ax.set_xlim(min(values) / 8, max(values) * 8)
-    ax.grid(False)
-    ax.grid(True, axis="x", color="#E4E4E4", linewidth=0.8)
-    ax.set_xlabel("difference from the gradient of the large batch, in lengths of that gradient")
-    key(
-        ax,
-        [("a typical draw", "orange"), (f"mean of {draws}: falls", "blue"), (f"mean of {draws}: stays", "vermilion")],
-    )
+    """What is left of a difference in the mean of n draws, against n: {cause: {n: length}}, each over its length at 1.
+
+    A dashed line falls like 1/√n, as pure noise does.
+    """
+    fig, ax = new_figure(title, subtitle, height=280)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    counts = sorted({count for points in lengths.values() for count in points})
+    noise = [count**-0.5 for count in counts]
+    (line,) = ax.plot(counts, noise, color=COLORS["grey"], linewidth=1.2, linestyle=(0, (2, 2)))
+    lines = [(line, f"noise, 1/√n: {100 * noise[-1]:.3g}%")]
+    for index, (name, points) in enumerate(lengths.items()):
+        left = {count: length / points[1] for count, length in sorted(points.items())}
+        style = {**series(index), "marker": "o", "markersize": 5.5}
+        (line,) = ax.plot(list(left), list(left.values()), **style)
+        lines.append((line, f"{name}: {list(left.values())[-1]:.0%}"))
+    end_labels(ax, lines)
+    ax.set_xticks(counts, [str(count) for count in counts])
+    ticks = [2.0**-power for power in range(5) if 2.0**-power > 0.6 * noise[-1]]
+    ax.set_yticks(ticks, [f"{tick:.0%}" if tick != 0.125 else "12.5%" for tick in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("draws n, each of a new batch, that the difference is averaged over")
+    ax.set_ylabel("left of the difference")
     if row:
         numbers(fig, row)
     return fig

@@ -21,19 +21,21 @@ def doublings(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """Training loss of runs with other batches: left against tokens read, right against updates made.
+    """Smoothed training loss of runs with other batches: left against tokens read, right against updates made.
 
     losses: {run: loss of each update}; tokens: {run: tokens an update}.
     """
     fig, (left, right) = new_panels(title, subtitle, height=280, cols=2, share_y=True)
-    ends = []
+    ends, again_ends = [], []
     for index, (name, values) in enumerate(losses.items()):
         curve = smoothed(values, max(4, len(values) // 8))
         updates = np.arange(1, len(values) + 1)
         (line,) = left.plot(updates * tokens[name] / 1e3, curve, **series(index))
-        right.plot(updates, curve, **series(index))
+        (again,) = right.plot(updates, curve, **series(index))
         ends.append((line, name))
+        again_ends.append((again, name))
     end_labels(left, ends)
+    end_labels(right, again_ends)
     panel_title(left, "after so many tokens")
     panel_title(right, "after so many updates")
     left.set_xlabel("thousand tokens read")
@@ -53,6 +55,8 @@ def batch_scale(tokens: float, published: Mapping[str, float], *, title: str, su
     for place, (name, size) in enumerate(published.items()):
         ax.plot([low, size], [place, place], color=COLORS["rule"], linewidth=1.0)
         ax.plot(size, place, "o", color=COLORS["grey"], markersize=7)
+        if size > tokens:  # where its own line would cross the end of the bar
+            ax.plot([tokens, tokens], [place - 0.22, place + 0.22], color=COLORS["blue"], linewidth=1.6)
         ax.annotate(
             name,
             (size, place),
@@ -64,7 +68,6 @@ def batch_scale(tokens: float, published: Mapping[str, float], *, title: str, su
             bbox={"facecolor": COLORS["paper"], "edgecolor": "none", "pad": 1.0},
         )
     ax.barh(rows, tokens, height=0.55, color=COLORS["blue"])
-    ax.axvline(tokens, color=COLORS["blue"], linewidth=1.0, linestyle=(0, (2, 2)))
     right = tokens < 1e8
     ax.annotate(
         "yours",

@@ -15,7 +15,7 @@ __all__ = ["batch_calculator"]
 PUBLISHED = {
     "GPT-2, 512 x 1,024": 512 * 1024,  # Radford et al. 2019
     "Pythia, 1,024 x 2,048": 1024 * 2048,  # Biderman et al. 2023, arXiv 2304.01373
-    "GPT-3 175B": 3_200_000,  # Brown et al. 2020, arXiv 2005.14165, table 2.1
+    "GPT-3 175B, about 1,560 x 2,048": 3_200_000,  # Brown et al. 2020, arXiv 2005.14165, table 2.1
     "Llama 3 405B, 2,048 x 8,192": 2048 * 8192,  # Dubey et al. 2024, arXiv 2407.21783, table 4
     "DeepSeek-V3, 15,360 x 4,096": 15_360 * 4096,  # DeepSeek-AI 2024, arXiv 2412.19437
 }
