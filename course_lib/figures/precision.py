@@ -202,6 +202,10 @@ def loss_curves(
     return fig
 
 
+def _rate(ratio: float) -> str:
+    return f"{ratio:.2g} x FP32" if ratio >= 1 else f"{1 / ratio:.2g} x slower"
+
+
 def capability_table(
     rows: Mapping[str, Sequence[bool | float | str | None]],
     columns: Sequence[str],
@@ -215,14 +219,14 @@ def capability_table(
     shades = {True: tint(COLORS["green"], 0.45), False: tint(COLORS["vermilion"], 0.45)}
     for y, cells in enumerate(rows.values()):
         for x, cell in enumerate(cells):
-            measured = isinstance(cell, float | str) and not isinstance(cell, bool)
-            color = (
-                tint(COLORS["blue"], 0.2) if measured else shades[bool(cell)] if cell is not None else COLORS["idle"]
-            )
+            if cell is None:
+                text, color = "no device", COLORS["idle"]
+            elif isinstance(cell, bool):
+                text, color = "yes" if cell else "no", shades[cell]
+            else:
+                color = tint(COLORS["blue"], 0.2)
+                text = cell if isinstance(cell, str) else _rate(cell)
             ax.barh(y, 0.94, left=x + 0.03, height=0.84, color=color)
-            text = cell if isinstance(cell, str) else "no device" if cell is None else "yes" if cell is True else "no"
-            if measured and not isinstance(cell, str):
-                text = f"{cell:.2g} x FP32" if cell >= 1 else f"{1 / cell:.2g} x slower"
             shade = COLORS["muted"] if cell is None else text_on(color)
             ax.text(x + 0.5, y, text, ha="center", va="center", size=9.5, color=shade)
     ax.set_yticks(range(len(rows)), list(rows))
