@@ -1,7 +1,7 @@
 """Checks of chapter 6, checkpoint and resume: the size of a checkpoint.
 
-Saving and resuming are in `ch06_resume` (the small run in `ch06_run`), power cuts in `ch06_crash`, the two reasoning
-exercises in `ch06_questions`.
+Resuming is in `ch06_resume` (the small run in `ch06_run`), the drill in `ch06_drill`, power cuts in `ch06_crash`, the
+two reasoning exercises in `ch06_questions`.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,9 @@ import numpy as np
 
 from course_lib.checks.ch02_gradients import no_number, number
 from course_lib.checks.ch06_crash import CRASH
+from course_lib.checks.ch06_drill import DRILL
 from course_lib.checks.ch06_questions import WEIGHTS_ONLY, WHICH_PART, left_out_text, weights_only_text
-from course_lib.checks.ch06_resume import DRILL, FORGOTTEN
+from course_lib.checks.ch06_resume import FORGOTTEN
 from course_lib.checks.ch06_run import small_run_text
 from course_lib.checks.core import Case, Exercise, Wrong, ask, make_check
 
@@ -104,6 +105,8 @@ SIZE_HINTS = {
 def size_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Exact: bytes are whole numbers. Oracle: every stored tensor's bytes, added up."""
     if "number" not in returned:
+        if returned["type"] == "NoneType":
+            return Wrong("nothing came back. Does every path end in a `return`?", form=True)
         return no_number(returned)
     got, guesses = returned["number"], _size(case)
     if got == guesses["right"]:

@@ -21,8 +21,8 @@ def crash_cases(seed: int) -> list[Case]:
     some = [str(name) for name in rng.permutation(names)[:3]]
     return [
         {"name": "the first checkpoint of a run, one file", "files": ["model"], "old": None},
-        {"name": "an older checkpoint, two files", "files": ["model", "optimizer"], "old": "old"},
-        {"name": "an older checkpoint, three files", "files": some, "old": "old"},
+        {"name": "an older checkpoint, two files", "files": ["model", "optimizer"], "old": "step-000010"},
+        {"name": "an older checkpoint, three files", "files": some, "old": "step-000400"},
         {"name": "the first checkpoint of a run, five files", "files": names, "old": None},
     ]
 
@@ -63,6 +63,8 @@ class Disk:
                 return f"`make {path}`: the only folder to make is `{NEW}`"
             self.made.add(path)
         elif operation == "write":
+            if name == MARKER and folder != NEW:
+                return f"`write {path}`: the marker stands in the folder that it vouches for"
             if folder not in self.made:
                 return f"`write {path}`: there is no folder `{folder or '.'}` of yours yet"
             if name not in (*self.files, MARKER):
@@ -86,6 +88,8 @@ class Disk:
                     if self.old
                     else (f"`remove {path}`: there is no older checkpoint here; `old` is None")
                 )
+            if self.old_touched:
+                return f"`remove {path}`: it has been removed already"
             self.old_touched = True
         return ""
 
@@ -98,10 +102,15 @@ class Disk:
             f"the name of {path} may be lost" for path in paths if path in self.written and path not in self.names_safe
         ]
 
-    def marker_safe(self) -> bool:
-        """The marker, and the folder itself, are on the disk."""
+    def marker_unsafe(self) -> list[str]:
+        """What of the marker and of the folder itself may not be on the disk, in words."""
         marker = f"{NEW}/{MARKER}"
-        return marker in self.bytes_safe and marker in self.names_safe and NEW in self.names_safe
+        safe = {
+            "the marker's bytes": marker in self.bytes_safe,
+            "the marker's name": marker in self.names_safe,
+            f"the name of the folder `{NEW}`": NEW in self.names_safe,
+        }
+        return [what for what, is_safe in safe.items() if not is_safe]
 
 
 def crash_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
@@ -131,17 +140,10 @@ def _power_cut(disk: Disk, when: str) -> Wrong | None:
         if "missing" in unsafe[0]:
             return Wrong(message, "the-marker-announces")
         return Wrong(message, "written-is-on-the-disk" if "cut short" in unsafe[0] else "a-synced-file-has-a-name")
-    if disk.old_touched and not (marked and not unsafe and disk.marker_safe()):
+    if disk.old_touched and not (marked and not unsafe and not disk.marker_unsafe()):
         if not marked or unsafe:
             return Wrong(f"{when}the old one is going, and the new one is not complete", "room-first")
-        what = (
-            "the marker's bytes"
-            if f"{NEW}/{MARKER}" not in disk.bytes_safe
-            else "the marker's name"
-            if f"{NEW}/{MARKER}" not in disk.names_safe
-            else f"the name of the folder `{NEW}`"
-        )
-        message = f"{when}the old one is going, and {what} may not be on the disk yet"
+        message = f"{when}the old one is going, and {disk.marker_unsafe()[0]} may not be on the disk yet"
         return Wrong(message, "the-marker-needs-no-sync")
     return None
 
@@ -151,11 +153,9 @@ def _at_the_end(disk: Disk) -> Wrong | None:
     if not marked or disk.unsafe():
         what = disk.unsafe()[0] if disk.unsafe() else f"there is no {MARKER}, so no reader takes it"
         return Wrong(f"at the end the new checkpoint is not complete: {what}")
-    if not disk.marker_safe():
-        message = (
-            "at the end the power goes, and the new checkpoint may be gone, for not all of it was synced: bytes of "
-            "the marker, its name, the name of the folder"
-        )
+    if disk.marker_unsafe():
+        what = " and ".join(disk.marker_unsafe())
+        message = f"at the end the power goes, and no reader may find the new checkpoint: not yet safe: {what}"
         return Wrong(message, "the-marker-needs-no-sync")
     if disk.old is not None and not disk.old_touched:
         return Wrong("at the end both checkpoints are there; only the new one is to be kept")

@@ -205,6 +205,7 @@ def weights_only(variant: int) -> dict[str, Any]:
         "evidence": abs(alone / exact),
         "no warm-up": abs(alone * WARMUP / exact),
         "raw": abs(peak / WARMUP * (1 - BETA1) / math.sqrt(1 - BETA2) / exact),
+        "old raw": abs(alone / (peak * m / math.sqrt(v))),
         "inverse": abs(exact / alone),
         "old averages": 1 / WARMUP,
         "by the gradient": abs(gradient) / mean,
@@ -237,7 +238,11 @@ def weights_only_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     choice = str(returned["choice"] or "").strip().upper()
     if choice not in ("", "A", "B"):
         return Wrong("`choice` is A or B", form=True)
-    fits = ratio is not None and math.isclose(abs(ratio), book["evidence"], rel_tol=0.02)
+    if ratio is not None and ratio < 0:
+        return Wrong(
+            "`evidence` is a length divided by a length, which is not negative; the direction is in `choice`", form=True
+        )
+    fits = ratio is not None and math.isclose(ratio, book["evidence"], rel_tol=0.02)
     if not choice:
         return Wrong("`choice` is still empty", form=True)
     if choice != book["choice"]:
@@ -251,14 +256,20 @@ def weights_only_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if fits:
         return None
     for rule, key, message in WEIGHTS_ONLY_HINTS:
-        if math.isclose(abs(ratio), book[key], rel_tol=0.02):
-            return Wrong("the direction is right. " + message, rule, form=True)
-    return Wrong("the direction is right, the ratio is not: write down both moves, rate x m / root of v", form=True)
+        if math.isclose(ratio, book[key], rel_tol=0.02):
+            return Wrong("the direction is right. " + message, rule or None, form=True)
+    message = "write down both moves, rate x m / root of v, with the corrections of each"
+    return Wrong(f"the direction is right, the ratio is not: {message}", form=True)
 
 
 WEIGHTS_ONLY_HINTS = (
     ("the-schedule-is-in-the-weights", "no warm-up", "At which rate does a new run take its first step?"),
     ("no-bias-correction", "raw", "After one gradient, what do AdamW's corrections make of m and v?"),
+    (
+        "",
+        "old raw",
+        "The old run's m and v start at zero too. How near to 1 are their corrections after that many steps?",
+    ),
     ("upside-down", "inverse", "Which of the two moves is asked for above the line?"),
     ("the-averages-are-in-the-weights", "old averages", "What are m and v of a new optimizer before its first step?"),
     ("updates-follow-gradients", "by the gradient", "Is the length of AdamW's first move that of the gradient?"),

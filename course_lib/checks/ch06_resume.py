@@ -1,4 +1,4 @@
-"""Checks 06.2, a resume whose author forgot three things, and 06.3, the drill that finds the first difference."""
+"""Check 06.2, a resume whose author forgot three things."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -11,6 +11,7 @@ from torch import Tensor
 from course_lib.checks.ch06_run import (
     PARTS,
     SmallRun,
+    alike,
     first_difference,
     restore,
     snapshot,
@@ -18,9 +19,7 @@ from course_lib.checks.ch06_run import (
 )
 from course_lib.checks.core import Case, Exercise, Wrong
 
-__all__ = ["DRILL", "FORGOTTEN"]
-
-# --- 06.2 three forgotten things --------------------------------------------------------------------------------------
+__all__ = ["FORGOTTEN"]
 
 SAME = 1e-6
 """Two processes may differ in a last bit; whatever is left out moves a weight by more than a thousand times this."""
@@ -55,15 +54,43 @@ def forgotten_cases(seed: int) -> list[Case]:
 
 def forgotten_run(answer: Mapping[str, Callable[..., Any]], case: Case) -> dict[str, Any]:
     save, load = answer["save"], answer["load"]
-    strange: list[str] = []
+    numbers = 0
 
     def saved(run: SmallRun) -> Any:
+        nonlocal numbers
+        before = snapshot(run)
         state = save(run)
-        strange.extend([_strange(state)] if _strange(state) else [])
+        if state is None or _strange(state):
+            raise _Refused({"refused": "nothing" if state is None else _strange(state)})
+        if not alike(before, snapshot(run)):
+            raise _Refused({"changed": True})
+        numbers = _numbers(state)
         return state
 
-    found = trajectory(lambda: SmallRun(case["seed"]), case["steps"], case["stops"], saved, load)
-    return {"weights": torch.stack(found), "strange": strange[:1]}
+    try:
+        found = trajectory(lambda: SmallRun(case["seed"]), case["steps"], case["stops"], saved, load)
+    except _Refused as stopped:
+        return stopped.what
+    return {"weights": torch.stack(found), "numbers": numbers}
+
+
+class _Refused(Exception):
+    """What `save` returned cannot be loaded by anyone."""
+
+    def __init__(self, what: dict[str, Any]) -> None:
+        super().__init__("refused")
+        self.what = what
+
+
+def _numbers(value: Any) -> int:
+    """About how many numbers a saved state holds; four letters of a text count as one."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, Mapping):
+        return sum(map(_numbers, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_numbers, value))
+    return len(value) // 4 if isinstance(value, str) else 1
 
 
 def _strange(value: Any) -> str:
@@ -114,18 +141,15 @@ FORGOTTEN_IDS = {
 
 def forgotten_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Within 1e-6 in every weight after every step (see SAME). Oracle: the same run, never stopped."""
+    wrong = _wrong_save(returned)
+    if wrong is not None:
+        return wrong
     make = lambda: SmallRun(case["seed"])
     right = trajectory(make, case["steps"])
     got = list(returned["weights"])
-    if returned["strange"]:
-        return Wrong(
-            f"`save` returns a {returned['strange'][0]} object. A file of tensors and a JSON file cannot hold it, only "
-            "a pickle can: what does the object say about itself as plain data?",
-            "objects-can-be-saved",
-        )
     step = first_difference(right, got, SAME)
     if step is None:
-        return None
+        return _too_little(returned["numbers"], right[0].numel())
     where = f"the weights first differ {_after(step, case['stops'])}: "
 
     def gives(load: Callable[..., Any]) -> bool:
@@ -141,9 +165,38 @@ def forgotten_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         for left in combinations(("model", "cursor", "generator", "optimizer", "scheduler", "scaler"), count):
             kept = [part for part in PARTS if part not in left]
             if gives(lambda run, saved, kept=kept: restore(run, saved, kept)):
-                more = " It is not the only thing that is missing." if count > 1 else ""
-                return Wrong(where + FORGOTTEN_HINTS[left[0]] + more, FORGOTTEN_IDS[left[0]])
+                hint = FORGOTTEN_HINTS[left[0]]
+                if count > 1:
+                    hint += f"{'' if hint.endswith('?') else '.'} It is not the only thing that is missing."
+                return Wrong(where + hint, FORGOTTEN_IDS[left[0]])
     return Wrong(where + "what does that step use that was not put back as it was?")
+
+
+def _wrong_save(returned: dict[str, Any]) -> Wrong | None:
+    kind = returned.get("refused", "")
+    if kind == "nothing":
+        return Wrong("`save` gave back nothing. Does it end in a `return`?", form=True)
+    if kind in ("method", "builtin_function_or_method", "function"):
+        return Wrong("`save` returns a method, not what the method gives: are its brackets missing?", form=True)
+    if kind:
+        return Wrong(
+            f"`save` returns a {kind} object. A file of tensors and a JSON file cannot hold it, only a pickle can: "
+            "what does the object say about itself as plain data?",
+            "objects-can-be-saved",
+        )
+    if "changed" in returned:
+        return Wrong("`save` changed the run that it saved. A run is saved many times, and goes on after each")
+    return None
+
+
+def _too_little(numbers: int, weights: int) -> Wrong | None:
+    if numbers >= weights:
+        return None
+    message = (
+        f"what `save` returned holds {numbers} numbers, and the weights alone are {weights}. A new process has what "
+        "was returned, and nothing that you kept beside it"
+    )
+    return Wrong(message, "memory-outlives-the-process")
 
 
 def _after(step: int, stops: Sequence[int]) -> str:
@@ -167,131 +220,7 @@ FORGOTTEN = Exercise(
         "the-schedule-counts-batches": "the schedule moves once a batch, skipped updates too",
         "weights-are-the-state": "the weights are what training has reached",
         "data-order-does-not-matter": "it does not matter which batch comes next",
+        "memory-outlives-the-process": "what a program keeps in memory is there after a restart",
         "objects-can-be-saved": "whatever Python can copy can be written to a file",
-    },
-)
-
-# --- 06.3 the drill ---------------------------------------------------------------------------------------------------
-
-
-def drill_cases(seed: int) -> list[Case]:
-    """One fault a case. `left`: a part that the resume leaves out; `bit`: it flips the last bit of one weight."""
-    rng = np.random.default_rng([seed, 603])
-    stop = int(rng.integers(17, 22))
-
-    def case(
-        name: str, left: str = "", stops: Sequence[int] = (stop,), *, bit: bool = False, late: bool = False
-    ) -> Case:
-        run = int(rng.integers(10**6))
-        return {
-            "name": name,
-            "seed": run,
-            "stops": list(stops),
-            "steps": stop + 10,
-            "left": left,
-            "bit": bit,
-            "late": late,
-        }
-
-    return [
-        case("a complete resume"),
-        case("a resume without the optimizer", "optimizer"),
-        case("a resume without the state of dropout", "generator"),
-        case("a resume without the schedule", "scheduler"),
-        case("the last bit of one weight is lost", bit=True),
-        case("complete once; the second resume loses the data position", "cursor", (9, stop), late=True),
-        case("complete, and stopped three times", "", (5, 9, stop)),
-    ]
-
-
-def _flip(run: SmallRun) -> None:
-    """The last parameter's first number, one unit in the last place further from zero."""
-    with torch.no_grad():
-        number = list(run.model.parameters())[-1].view(-1)[:1]
-        number.view(torch.int32).add_(1)
-
-
-def _faulty(case: Case) -> tuple[Callable[[SmallRun], dict[str, Any]], Callable[[SmallRun, dict[str, Any]], None]]:
-    """The save and the load of a case. A state that was saved after a resume says so: `late` faults show there."""
-
-    def save(run: SmallRun) -> dict[str, Any]:
-        return {**snapshot(run), "resumed": getattr(run, "resumed", 0)}
-
-    def load(run: SmallRun, saved: dict[str, Any]) -> None:
-        hit = not case["late"] or saved["resumed"] > 0
-        restore(run, saved, [part for part in PARTS if not (hit and part == case["left"])])
-        run.resumed = saved["resumed"] + 1  # type: ignore[attr-defined]
-        if case["bit"] and hit:
-            _flip(run)
-
-    return save, load
-
-
-def drill_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
-    save, load = _faulty(case)
-    value = answer(lambda: SmallRun(case["seed"]), save, load, list(case["stops"]), case["steps"])
-    if value is None or isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        return {"first": None, "type": type(value).__name__}
-    return {"first": int(value), "type": "int"}
-
-
-def drill_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """Exact: a number of steps. Oracle: a drill of the judge's own, which compares every bit after every step."""
-    make = lambda: SmallRun(case["seed"])
-    save, load = _faulty(case)
-    whole = trajectory(make, case["steps"])
-    resumed = trajectory(make, case["steps"], case["stops"], save, load)
-    right, got = first_difference(whole, resumed), returned["first"]
-    if returned["type"] not in ("int", "NoneType"):
-        return Wrong(f"return a whole number of steps, or None; yours is a {returned['type']}")
-    if got == right:
-        return None
-    if right is None:
-        message = f"you found a difference after {got} steps, and there is none"
-        return Wrong(message + ". Are both runs made anew, and is the save taken between two steps?")
-    if got is None:
-        if case["bit"]:
-            message = "you found nothing, but one weight is not what it was, by its last bit. With what do you compare?"
-            return Wrong(message, "nearly-is-equal")
-        if case["late"]:
-            message = "you found nothing. This one survives a first resume; how often does your drill stop the run?"
-            return Wrong(message, "once-is-enough")
-        message = (
-            "you found nothing, although a part was not put back. What was in the run into which you loaded: "
-            "was it as after a crash, with nothing left of the old process?"
-        )
-        return Wrong(message, "resumes-in-place")
-    if case["bit"] and got == case["steps"]:
-        message = "one weight is wrong right after the load. With what, and when, do you compare?"
-        return Wrong(message, "compares-the-end")
-    if got == case["steps"]:
-        message = f"you say {got} steps, the end of the run. When did it begin?"
-        return Wrong(message, "compares-the-end")
-    if got == right + 1:
-        message = f"you say {got} steps: one too late. Do you compare losses? Which weights gave the loss of a step?"
-        return Wrong(message, "losses-are-the-state")
-    if got == right - 1:
-        message = f"you say {got} steps: one too early. How many steps are done right after the load?"
-        return Wrong(message, "counts-from-the-step")
-    if case["late"] and got > right:
-        message = f"you say {got} steps, and it is too late. After the second resume, which batch came first?"
-        return Wrong(message)
-    return Wrong(f"you say {got} steps. {'The runs are still equal then' if got < right else 'They differ earlier'}")
-
-
-DRILL = Exercise(
-    id="first-difference",
-    title="The drill, on your own code",
-    cases=drill_cases,
-    run=drill_run,
-    judge=drill_judge,
-    forbidden=("snapshot", "restore", "trajectory", "first_difference"),
-    misconceptions={
-        "nearly-is-equal": "two runs that agree to a few digits are the same run",
-        "resumes-in-place": "loading into the process that saved tests a resume",
-        "once-is-enough": "a run that resumes once resumes always",
-        "compares-the-end": "the end of the run says when it went wrong",
-        "losses-are-the-state": "equal losses mean equal weights",
-        "counts-from-the-step": "the weights after a step belong to the step's number",
     },
 )

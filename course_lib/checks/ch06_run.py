@@ -9,7 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["PARTS", "SmallRun", "first_difference", "restore", "small_run_text", "snapshot", "trajectory", "weights"]
+__all__ = [
+    "PARTS",
+    "SmallRun",
+    "alike",
+    "first_difference",
+    "restore",
+    "small_run_text",
+    "snapshot",
+    "trajectory",
+    "weights",
+]
 
 
 class SmallRun:
@@ -80,6 +90,17 @@ def weights(run: Any) -> Tensor:
     return torch.cat([p.detach().flatten() for p in run.model.parameters()]).clone()
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether two saved states hold the same, bit for bit."""
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
 def trajectory(
     make: Callable[[], Any],
     steps: int,
@@ -88,16 +109,15 @@ def trajectory(
     load: Callable[[Any, Any], Any] = restore,
 ) -> list[Tensor]:
     """Weights at 0, 1, ... `steps` steps done; at each of `stops` the run is saved and a new one goes on."""
-    run = make()
-    out = [weights(run)]
-    for done in range(1, steps + 1):
-        if done - 1 in stops:
+    run, out = make(), []
+    for done in range(steps + 1):
+        if done in stops:
             saved = copy.deepcopy(save(run))  # as if it went through a file
             run = make()
             load(run, saved)
-            out[-1] = weights(run)
-        run.step()
         out.append(weights(run))
+        if done < steps:
+            run.step()
     return out
 
 

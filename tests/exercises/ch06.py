@@ -47,7 +47,7 @@ wrong_no_step_counts = _sized("count", says="a step count for each tensor")
 wrong_a_count_a_parameter = _sized("counts", says="not for a parameter")
 
 
-@wrong("checkpoint-size", says="return a number; yours is of type NoneType")
+@wrong("checkpoint-size", says="nothing came back")
 def wrong_size_forgets_return(tensors, weights, optimizer):
     _size(tensors, weights, optimizer)
 
@@ -155,6 +155,45 @@ def _back_by_hand(run, saved):
     run.generator.set_state(torch.tensor(saved["at"][1], dtype=torch.uint8))
 
 
+_BESIDE = []
+
+
+def _save_beside(run):
+    _BESIDE.append(copy.deepcopy(_save(run)))
+    return {"number": len(_BESIDE) - 1}
+
+
+@torch.no_grad()
+def _save_and_change(run):
+    state = copy.deepcopy(_save(run))
+    next(run.model.parameters()).mul_(0.5)
+    return state
+
+
+wrong_keeps_it_in_memory = wrong(
+    "three-forgotten",
+    "memory-outlives-the-process",
+    answer={"save": _save_beside, "load": lambda run, saved: _load(run, _BESIDE[saved["number"]])},
+)
+wrong_changes_the_run = wrong(
+    "three-forgotten", says="changed the run that it saved", answer={"save": _save_and_change, "load": _load}
+)
+wrong_draws_while_saving = wrong(
+    "three-forgotten",
+    says="changed the run that it saved",
+    answer={"save": lambda run: _save(run) | {"draw": torch.rand((), generator=run.generator)}, "load": _load},
+)
+wrong_save_forgets_return = wrong(
+    "three-forgotten", says="Does it end in a `return`?", answer={"save": lambda run: None, "load": _load}
+)
+wrong_forgets_brackets = wrong(
+    "three-forgotten",
+    says="are its brackets missing?",
+    answer={"save": lambda run: _save(run) | {"scaler": run.scaler.state_dict}, "load": _load},
+)
+wrong_nothing_missing_said = _forgets(
+    "model", "scheduler", misconception="weights-are-the-state", says="is taken. It is not the only thing"
+)
 right_by_hand = right("three-forgotten", answer={"save": _by_hand, "load": _back_by_hand})
 
 # 06.3 the drill
@@ -199,6 +238,85 @@ wrong_stops_once = _drilled("once", "once-is-enough")
 wrong_looks_at_the_end = _drilled("end", "compares-the-end")
 wrong_looks_at_losses = _drilled("losses", "losses-are-the-state")
 wrong_numbers_the_step = _drilled("early", "counts-from-the-step")
+
+
+def _compares(same, name):
+    def drill(make, save, load, stops, steps):
+        whole, run = make(), make()
+        for done in range(steps + 1):
+            if done in stops:
+                saved, run = save(run), make()
+                load(run, saved)
+            if not same(list(whole.model.parameters()), list(run.model.parameters())):
+                return done
+            if done < steps:
+                whole.step(), run.step()
+
+    drill.__name__ = name
+    return drill
+
+
+def _compared(same, misconception=None, says="every number"):
+    return wrong("first-difference", misconception, says=says, answer=_compares(same, "drill"))
+
+
+wrong_last_tensor_alone = _compared(lambda one, other: torch.equal(one[-1], other[-1]))
+wrong_biases_alone = _compared(lambda one, other: all(map(torch.equal, one[1::2], other[1::2])))
+wrong_sums = _compared(
+    lambda one, other: all(p.double().sum() == q.double().sum() for p, q in zip(one, other, strict=True))
+)
+wrong_small_distance = _compared(
+    lambda one, other: all((p - q).abs().sum() < 1e-9 for p, q in zip(one, other, strict=True)),
+)
+right_exact_distance = right(
+    "first-difference",
+    answer=_compares(lambda one, other: all(bool((p == q).all()) for p, q in zip(one, other, strict=True)), "drill"),
+)
+
+
+def _looped(
+    make, save, load, stops, steps, last=0, resumes=lambda done, stops, steps: done in stops, late=False, of="run"
+):
+    whole, run, first = make(), make(), None
+    for done in range(steps + 1 + last):
+        if resumes(done, stops, steps):
+            saved = first if of == "first" and first else save(whole if of == "whole" else run)
+            run, first = make(), saved
+            load(run, saved)
+        if not (late and done in stops) and not torch.equal(_flat(whole), _flat(run)):
+            return done
+        if done < steps + last:
+            whole.step(), run.step()
+
+
+def _loops(says, misconception=None, **rules):
+    def drill(make, save, load, stops, steps):
+        return _looped(make, save, load, stops, steps, **rules)
+
+    return wrong("first-difference", misconception, says=says, answer=drill)
+
+
+wrong_never_compares_at_the_end = _loops("When do you last compare?", last=-1)
+wrong_a_step_too_many = _loops("Does a run take one too many?", last=1)
+wrong_no_stop_at_the_end = _loops(
+    "the last stop comes when all steps are done",
+    resumes=lambda done, stops, steps: done in stops and done < steps,
+)
+wrong_not_after_the_load = _loops("Do you compare there", late=True)
+wrong_saves_the_other_run = _loops("never resumed", of="whole")
+wrong_loads_the_first_save = _loops("got the first save again", of="first")
+wrong_stops_one_early = _loops("the stops say", resumes=lambda done, stops, steps: done + 1 in stops)
+
+
+@wrong("first-difference", says="`load` was never called")
+def wrong_does_nothing(make, save, load, stops, steps):
+    return None
+
+
+@wrong("first-difference", says="the stops say")
+def wrong_stops_are_lengths(make, save, load, stops, steps):
+    ends = [sum(stops[: n + 1]) for n in range(len(stops))]
+    return _looped(make, save, load, ends, max(steps, ends[-1]))
 
 
 @wrong("first-difference", says="there is none")
@@ -302,8 +420,8 @@ wrong_marker_first = _ordered("marker first", "the-marker-announces")
 wrong_no_file_sync = _ordered("no file sync", "written-is-on-the-disk")
 wrong_no_name_sync = _ordered("no name sync", "a-synced-file-has-a-name")
 wrong_marker_not_synced = _ordered("marker", "the-marker-needs-no-sync")
-wrong_marker_bytes_not_synced = _ordered("marker bytes", "the-marker-needs-no-sync")
-wrong_folder_not_synced = _ordered("folder", "the-marker-needs-no-sync")
+wrong_marker_bytes_not_synced = _ordered("marker bytes", "the-marker-needs-no-sync", "not yet safe: the marker's bytes")
+wrong_folder_not_synced = _ordered("folder", "the-marker-needs-no-sync", "not yet safe: the name of the folder")
 wrong_room_first = _ordered("room first", "room-first")
 wrong_keeps_both = _ordered("both", says="only the new one is to be kept")
 
@@ -317,6 +435,21 @@ def wrong_removes_before_the_marker(files, old):
 @wrong("crash-safe-order", says="there is no COMPLETE")
 def wrong_without_a_marker(files, old):
     return [row for row in _order(files, None) if "COMPLETE" not in row[1]]
+
+
+@wrong("crash-safe-order", says="has been removed already")
+def wrong_removes_twice(files, old):
+    return _order(files, old) + ([("remove", old)] if old else [])
+
+
+@wrong("crash-safe-order", says="only the older checkpoint, as a whole")
+def wrong_removes_a_fixed_name(files, old):
+    return _order(files, "old" if old else None)
+
+
+@wrong("crash-safe-order", says="the marker stands in the folder")
+def wrong_marker_beside_the_folder(files, old):
+    return [(word, path.replace("new/COMPLETE", "COMPLETE")) for word, path in _order(files, old)]
 
 
 @wrong("crash-safe-order", says="there is no older checkpoint here")
@@ -368,6 +501,10 @@ wrong_upside_down = _guess(2, "inverse", "upside-down")
 wrong_old_averages = _guess(3, "old averages", "the-averages-are-in-the-weights")
 wrong_by_the_gradient = _guess(4, "by the gradient", "updates-follow-gradients")
 wrong_ratio_by_chance = wrong("weights-only", says="write down both moves", answer=_alone(5, evidence=77.0))
+wrong_old_move_not_corrected = wrong(
+    "weights-only", says="start at zero too", answer=_alone(0, evidence=weights_only(0)["old raw"])
+)
+wrong_negative = wrong("weights-only", says="not negative", answer=_alone(0, evidence=-weights_only(0)["evidence"]))
 wrong_quoted = wrong("weights-only", says="without quotes", answer=_alone(0, evidence="0.3"))
 wrong_direction_in_words = wrong("weights-only", says="`choice` is A or B", answer=_alone(0, choice="opposite"))
 right_roughly = right("weights-only", answer=_alone(3, evidence=round(weights_only(3)["evidence"], 2)))
