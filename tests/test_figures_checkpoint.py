@@ -7,7 +7,7 @@ import torch
 
 from course_lib import anatomy
 from course_lib.figures import checkpoint as figures
-from course_lib.figures.checkpoint import bytes_of_a_part
+from course_lib.figures.checkpoint_bytes import bytes_of_a_part
 from course_lib.figures.style import png
 from course_lib.store import write_folder
 from course_lib.widgets import checkpoint_explorer

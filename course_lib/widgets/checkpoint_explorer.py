@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from course_lib.figures.checkpoint import KINDS, bytes_of_a_part, kind_of
+from course_lib.figures.checkpoint_bytes import KINDS, bytes_of_a_part, kind_of
 from course_lib.widgets.controls import ChoiceControl, IntControl
 from course_lib.widgets.explorer import Explorer, Goal, Preset, View, explorer
 
