@@ -20,9 +20,17 @@ def words(figure: object) -> str:
 
 
 def test_live_bytes_marks_the_peak_of_each_run() -> None:
-    traces = {"kept": ([0.0, 4e6, 9e6, 2e6], 3), "again": ([0.0, 1e6, 3e6, 5e6], 2)}
+    traces = {
+        "kept": ([0.0, 4e6, 9e6, 2e6], ["forward"] * 2 + ["backward"] * 2),
+        "less": ([0.0, 1e6, 3e6, 2e6, 5e6, 1e6], ["forward"] * 2 + ["backward"] * 2 + ["again", "backward"]),
+    }
     figure = figures.live_bytes(traces, title="T", row=[("1", "one")])
-    assert title_of(figure) == "T" and "9 MB" in words(figure) and "5 MB" in words(figure)
+    text = words(figure).split("\n")
+    assert title_of(figure) == "T" and "9 MB, with the logits" in text and "5 MB" in text and "logits" in text
+    first, second = (ax for ax in figure.axes)
+    hatched = [[bool(area.get_hatch()) for area in ax.collections] for ax in (first, second)]
+    assert hatched == [[False, False], [False, False, True, False]]  # what is computed again, and nothing else
+    assert first.get_ylim()[1] > second.get_ylim()[1] > 5
     assert png(figure).width == 800
 
 
@@ -32,10 +40,12 @@ def test_costs_segments_curves_and_gradients() -> None:
         "all": {"kept": 1e6, "peak": 4e6, "time": 1.3, "flops": 1.25},
     }
     text = words(figures.cost_of_modes(rows, title="T"))
-    assert "10 kept, 12 at most" in text and "1.30" in text
+    assert "10 kept, 12 peak" in text and "1.30" in text and "1.25" in text
     curves = {"blocks": {"none": ([1, 2], [1e6, 2e6], [1e6, 2e6]), "stored": ([1, 2], [1e6, 4e6], None)}}
     figure = figures.bytes_curves(curves, title="T")
     assert {"none", "stored", "blocks"} <= set(words(figure).split("\n"))
+    stored = [line.get_markerfacecolor() for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert stored[0] != stored[1] == "#FFFFFF"  # measured alone: open dots
     png(figure)
     figure = figures.segment_sizes([1, 2, 4], [5e6, 3e6, 4e6], ([1, 2, 3, 4], [5e6, 3e6, 3e6, 4e6]), title="T")
     assert "2 layers: 3 MB" in words(figure)
@@ -56,6 +66,7 @@ def test_explorer_numbers_and_goals() -> None:
     kept, whole = (activation_bytes(config, 1, 32_768, "bf16", mode) for mode in ("all", "none"))
     view = _draw(24, 32_768, "all blocks")
     assert view.data["before"] - view.data["total"] == pytest.approx(whole - kept - (whole - kept) / 24)
-    assert _rescued({}, view) and not _rescued({}, _draw(24, 32_768, "keep everything"))
+    assert view.data["before"] > 80e9 > view.data["total"]  # where it opens
+    assert _rescued({}, _draw(24, 32_768, "keep attention")) and not _rescued({}, view)
     assert _beyond({"mode": "all blocks"}, _draw(96, 2048, "all blocks"))
     assert _bargain({}, _draw(24, 2048, "keep matmuls")) and not _bargain({}, view)
