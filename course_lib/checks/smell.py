@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from course_lib.checks.core import Wrong, kind
@@ -13,7 +14,9 @@ NEAR = 1e-3
 
 
 def plain(value: Any) -> Any:
-    """A Python float of a numpy or torch scalar; anything else as it is."""
+    """A Python float of a numpy or torch scalar or a fraction; anything else as it is."""
+    if isinstance(value, Fraction):
+        return float(value)
     size = getattr(value, "numel", None)
     one = size() == 1 if callable(size) else getattr(value, "size", None) == 1
     return float(value.item()) if one and hasattr(value, "item") else value

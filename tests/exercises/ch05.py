@@ -1,5 +1,6 @@
 """Stated answers of chapter 5: each `wrong_*` must fail with its misconception, each `right_*` must pass."""
 
+from fractions import Fraction
 from itertools import combinations
 
 import torch
@@ -69,6 +70,12 @@ def wrong_other_order(segments, micro_batches):
 def wrong_backward_twice_too(segments, micro_batches):
     n = sum(size for size, _ in segments)
     return _count(segments, micro_batches)[0], 1 + sum(size for size, flag in segments if flag) / n
+
+
+@right("forwards-of-a-step")
+def right_as_a_fraction(segments, micro_batches):
+    n = sum(size for size, _ in segments)
+    return _count(segments, micro_batches)[0], 1 + Fraction(sum(size for size, flag in segments if flag), 3 * n)
 
 
 @right("forwards-of-a-step")
