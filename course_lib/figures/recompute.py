@@ -66,7 +66,7 @@ def live_bytes(
         text = f"{readable(float(data[peak]))} MB" + (", with the logits" if spike == peak else "")
         note(ax, text, (peak, float(data[peak])), offset=(side, 14), color="ink")
         if spike != peak:
-            note(ax, "logits", (spike, float(data[spike])), offset=(-12, 12))
+            note(ax, "logits", (spike, float(data[spike])), offset=(-20, 16))
         panel_title(ax, name)
         ax.set_xlabel("operators, in the order in which they run")
         ax.set_ylim(0, data[peak] * 1.22)
