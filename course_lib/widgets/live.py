@@ -25,8 +25,8 @@ _EVERY = 0.25  # seconds between two drawings
 class Watch:
     """What `watch` returns: hand it to a Trainer as `on_event`. It may watch one run after another."""
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, title: str, per_byte: bool = True) -> None:
+        self.title, self.per_byte = title, per_byte
         self._clear()
 
     def _clear(self) -> None:
@@ -63,7 +63,7 @@ class Watch:
         elif isinstance(event, Validated):
             if math.isfinite(event.validation.nats_per_token):
                 self.validations.append((event.step, event.validation.nats_per_token))
-            self._bits = event.validation.bits_per_byte
+            self._bits = event.validation.bits_per_byte if self.per_byte else None
             self._draw()
         elif isinstance(event, Finished):
             self._close(event.result)
@@ -177,8 +177,10 @@ class Watch:
             (f"{result.seconds:.0f} s", "in training steps"),
         ]
         row.append((f"{result.parameters / 1e6:.2f} M", "parameters"))
-        if result.val_bits_per_byte is not None:
+        if self.per_byte and result.val_bits_per_byte is not None:
             row.insert(0, (f"{result.val_bits_per_byte:.2f}", "bits a byte, validation"))
+        elif self.validations:
+            row.insert(0, (f"{self.validations[-1][1]:.2f}", "nats a token, validation"))
         if result.skipped:
             row.append((f"{result.skipped:,}", "steps skipped"))
         if not self.losses:
@@ -209,10 +211,11 @@ def _ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [round(float(v), 6) for v in np.arange(np.ceil(low / step) * step, high, step)]
 
 
-def watch(title: str) -> Watch:
+def watch(title: str, *, per_byte: bool = True) -> Watch:
     """A callback that shows a training run while it runs: `Trainer(config, on_event=watch("The first run")).run()`.
 
     In a notebook: the loss curve, steps done, tokens a second, time left, drawn at most four times a second; at the end
     the picture of the whole run stays in the page, with its caption. Elsewhere: a progress bar on stderr, then a line.
+    `per_byte` False: the validation is written in nats a token, not in bits a byte.
     """
-    return Watch(title)
+    return Watch(title, per_byte)
