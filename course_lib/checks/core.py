@@ -50,7 +50,7 @@ __all__ = [
     "write_packed",
 ]
 
-NOT_ATTEMPTED = "not attempted yet: write your answer, and delete the line `raise NotImplementedError()`"
+NOT_ATTEMPTED = "not attempted yet: write your answer, and delete every line `raise NotImplementedError()`"
 
 PASSED: set[str] = set()
 """Ids of the exercises that have passed in this session; the hint button then offers the reference."""
