@@ -47,6 +47,8 @@ def policy_cases(seed: int) -> list[Case]:
         case("only FP16 is there, and autocast does not take it", none, fit(autocast=False)),
         case("only FP16 is there, and it does not multiply", none, fit(multiplies=False)),
         case("only FP16 is there, and its speed was not measured", none, fit(speed=None)),
+        case("only FP16 is there, at exactly 1.5 times", none, fit(speed=1.5)),
+        case("only FP16 is there, at 1.49 times", none, fit(speed=1.49)),
     ]
 
 

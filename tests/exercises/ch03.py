@@ -270,6 +270,15 @@ def wrong_one_large_batch(model, micro_batches):
     return _accumulate(model, [_joined(micro_batches)], lambda own, all_, slots, k: all_)
 
 
+@wrong("unequal-tokens", "joins-the-micro-batches", says="one forward had 24 tokens at once")
+def wrong_one_large_batch_by_forward(model, micro_batches):
+    model.zero_grad()
+    tokens, targets = _joined(micro_batches)
+    loss = F.cross_entropy(model.forward(tokens).flatten(0, 1), targets.flatten())
+    loss.backward()
+    return loss
+
+
 @wrong("unequal-tokens", "joins-the-micro-batches", says="still there in the forward of the next")
 def wrong_one_backward_for_all(model, micro_batches):
     model.zero_grad()

@@ -103,6 +103,16 @@ def wrong_fp16_at_any_speed(rows):
     return _fp16_needs(rows, "multiplies", "autocast", "scaler", limit=None)
 
 
+@wrong("policy-from-probes", "at-least-is-more-than")
+def wrong_fp16_at_more_than(rows):
+    return _fp16_needs(rows, "multiplies", "autocast", "scaler", limit=1.5000001)
+
+
+@wrong("policy-from-probes", "any-gain-is-enough")
+def wrong_fp16_at_any_gain(rows):
+    return _fp16_needs(rows, "multiplies", "autocast", "scaler", limit=1)
+
+
 @wrong("policy-from-probes", "forgets-autocast")
 def wrong_fp16_without_autocast(rows):
     return _fp16_needs(rows, "multiplies", "scaler")
