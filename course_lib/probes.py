@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_lib.machine import matmul_rate
+from course_lib.machine import speedup
 
 __all__ = ["DTYPES", "Capability", "capabilities", "casts", "fp16_speedup", "trains"]
 
@@ -26,11 +26,7 @@ REFUSALS = (RuntimeError, TypeError, NotImplementedError, ValueError, AssertionE
 @functools.lru_cache(maxsize=1)
 def fp16_speedup() -> float:
     """Rate of an FP16 matrix product on this CPU as a multiple of FP32's, measured (under 0.1 s)."""
-    rates = {"fp32": 0.0, "fp16": 0.0}
-    for _ in range(2):
-        for name in rates:
-            rates[name] = max(rates[name], matmul_rate(128, name, 0.004))
-    return rates["fp16"] / rates["fp32"]
+    return speedup("fp16", size=128, rounds=2, seconds=0.004)  # a larger one would take seconds on most CPUs
 
 
 @dataclass(frozen=True)
@@ -85,17 +81,9 @@ def _probe(device: str, name: str, speed: bool) -> Capability:
     rate = None
     if speed and multiplies and name in ("fp32", "bf16", "fp16"):
         slow = device == "cpu" and name == "fp16"
-        rate = 1.0 if name == "fp32" else fp16_speedup() if slow else _speed(device, name)
+        size = 384 if device == "cpu" else 2048
+        rate = 1.0 if name == "fp32" else fp16_speedup() if slow else speedup(name, device, size=size)
     return Capability(device, name, stores, multiplies, casts, scales, rate, notes[0].split("\n")[0] if notes else "")
-
-
-def _speed(device: str, name: str) -> float:
-    size = 384 if device == "cpu" else 2048
-    rates = {"fp32": 0.0, name: 0.0}
-    for _ in range(4):
-        for one in rates:
-            rates[one] = max(rates[one], matmul_rate(size, one, 0.005, device))
-    return rates[name] / rates["fp32"]
 
 
 def _stores(device: str, name: str) -> bool:
