@@ -1,14 +1,17 @@
-"""For every run of the tests: it leaves the checkout as it found it."""
+"""For every run of the tests: it leaves the checkout as it found it, and the large counts leave a record."""
 
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import stress_record
 
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE = pytest.StashKey[list[str] | None]()
 CHANGED = pytest.StashKey[list[str]]()
+STRESS = pytest.StashKey[dict[str, dict[str, Any]]]()
 
 
 def git_status() -> list[str] | None:
@@ -23,15 +26,31 @@ def git_status() -> list[str] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.splitlines() if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    return [line for line in done.stdout.splitlines() if not line.endswith("tests/stress.json")]  # a run may write it
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[BEFORE] = git_status()
+    session.config.stash[STRESS] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if "stress" in item.keywords and item.config.option.markexpr == "stress" and not report.skipped:
+        found = item.config.stash[STRESS].setdefault(item.nodeid, {"outcome": "passed", "seconds": 0.0})
+        found["seconds"] = round(found["seconds"] + report.duration, 1)
+        if report.failed:
+            found["outcome"] = "failed"
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """What the run changed or left behind is an error in CI; elsewhere a warning, since somebody may be editing."""
+    if session.config.stash.get(STRESS, {}):
+        stress_record.write(session.config.stash[STRESS])
     before, after = session.config.stash.get(BEFORE, None), git_status()
     if before is None or after is None:
         return
@@ -46,3 +65,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if changed:
         word = "ERROR" if os.environ.get("CI") == "true" else "warning"
         terminalreporter.write_line(f"{word}: `git status` is not what it was before the tests: {'; '.join(changed)}")
+    if config.option.markexpr == "not stress":
+        for line in stress_record.stale():
+            terminalreporter.write_line(f"stress results: {line}")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 CHAPTERS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+STRESS_OF = ("notebooks/*.ipynb", "course_lib/**/*.py", "course_lib/widgets/*.css", "tests/browser/*.py")
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=[path.stem for path in CHAPTERS])
 
 
