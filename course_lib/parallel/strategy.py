@@ -1,0 +1,96 @@
+"""What every way of splitting a training step offers, so that one loop and one test serve them all.
+
+`Strategy` itself is the plain case: one process, the whole model, the whole batch in one or several micro-batches.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from course_lib.data import IGNORE
+from course_lib.memory import storage_bytes
+
+__all__ = ["MakeOptimizer", "Strategy", "rank_and_world", "summed_loss"]
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+"""From the parameters that this rank updates to their optimizer."""
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's rank and the number of ranks; (0, 1) where nothing is distributed."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+def summed_loss(logits: Tensor, targets: Tensor, valid: int) -> Tensor:
+    """Sum of the cross entropies over the valid tokens here, over the count of the *global* batch.
+
+    logits (b, T, V), targets (b, T), `IGNORE` where there is nothing to predict -> (). Summed over ranks and
+    micro-batches it is the mean over the global batch, however unequal their counts (chapter 3).
+    """
+    total = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    return total / valid
+
+
+class Strategy:
+    """One process. A subclass says what it splits and when its ranks talk.
+
+    A step of the training loop, on every rank alike::
+
+        for place, (inputs, targets) in enumerate(micro_batches):       # of this rank's `share`
+            with strategy.micro_batch(last=place == len(micro_batches) - 1):
+                loss = summed_loss(strategy.model(inputs), targets, valid)
+                strategy.backward(loss)
+        strategy.step()
+    """
+
+    def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer) -> None:
+        self.model = model
+        """Tokens (b, T) int64 -> logits (b, T, V)."""
+        self.optimizer = make_optimizer(model.parameters())
+
+    def share(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The part of the global batch (B, T) that this rank works on: its rows. One that splits the model, not the
+        data, takes all; one that splits the sequence, columns."""
+        rank, world = rank_and_world()
+        return inputs.tensor_split(world)[rank], targets.tensor_split(world)[rank]
+
+    @contextmanager
+    def micro_batch(self, last: bool) -> Iterator[None]:
+        """Goes around forward *and* backward of one micro-batch. After the last one, gradients are synchronised."""
+        yield
+
+    def backward(self, loss: Tensor) -> None:
+        """loss: `summed_loss` of this micro-batch on this rank."""
+        loss.backward()
+
+    def step(self) -> None:
+        """The optimizer's step; then the gradients are dropped."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Whole gradients by parameter name, after the last micro-batch: gathered, for comparing."""
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in self.model.named_parameters()}
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Whole parameters by name."""
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def tensors_held(self) -> dict[str, list[Tensor]]:
+        """What this rank keeps, by category: weights, gradients, optimizer."""
+        kept = [*self.model.parameters(), *(p for group in self.optimizer.param_groups for p in group["params"])]
+        return {
+            "weights": kept,
+            "gradients": [p.grad for p in kept if p.grad is not None],
+            "optimizer": [e for state in self.optimizer.state.values() for e in state.values() if torch.is_tensor(e)],
+        }
+
+    def bytes_held(self) -> dict[str, int]:
+        """Bytes on this rank by category, measured: storages, each once (a view of one that is counted adds nothing)."""
+        known: set[int] = set()
+        return {kind: storage_bytes(tensors, known) for kind, tensors in self.tensors_held().items()}
