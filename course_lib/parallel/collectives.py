@@ -49,17 +49,15 @@ def chunks(buffer: Tensor, ranks: int) -> list[Tensor]:
 def exchange(outgoing: Tensor, incoming: Tensor) -> None:
     """Send `outgoing` to the next rank while the one before fills `incoming`. Both at once, or all would wait."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    works = []
-    if incoming.numel():
-        works.append(dist.irecv(incoming, (rank - 1) % ranks))
-    if outgoing.numel():
-        works.append(dist.isend(outgoing, (rank + 1) % ranks))
-    for work in works:
-        work.wait()
+    arriving = dist.irecv(incoming, (rank - 1) % ranks) if incoming.numel() else None
+    leaving = dist.isend(outgoing, (rank + 1) % ranks) if outgoing.numel() else None
+    for work in (arriving, leaving):
+        if work is not None:
+            work.wait()
 
 
 def ring_reduce_scatter(parts: list[Tensor], trace: list[Step] | None = None) -> Tensor:
-    """After N - 1 steps this rank's own part is the sum over all ranks, and is returned; the others are partial sums."""
+    """After N - 1 steps this rank's own part is the sum over all ranks, and is returned; the others hold a part."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(ranks - 1):
         send, receive = (rank - step - 1) % ranks, (rank - step - 2) % ranks

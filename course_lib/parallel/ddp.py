@@ -145,7 +145,7 @@ def parameter_checksum(model: nn.Module) -> int:
     """56 bits of SHA-256 over the bytes of all parameters, in the order of their names: another bit, another number."""
     digest = hashlib.sha256()
     for _, p in sorted(model.named_parameters()):
-        digest.update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest()[:7], "big")
 
 
