@@ -1,6 +1,6 @@
 """One-line errors: what is wrong, where, and what to do. The CLI prints them and exits 2; anything else is a bug."""
 
-__all__ = ["CheckpointError", "ConfigError", "CourseError", "DataError", "HandInError"]
+__all__ = ["CheckpointError", "ConfigError", "CourseError", "DataError", "HandInError", "RankError"]
 
 
 class CourseError(Exception):
@@ -21,3 +21,14 @@ class CheckpointError(CourseError):
 
 class HandInError(CourseError):
     """A hand-in that cannot be read; names the notebook."""
+
+
+class RankError(CourseError):
+    """Something went wrong on a rank. The first line says what and where, then comes that rank's traceback."""
+
+    def __init__(self, message: str, *, rank: int | None = None, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rank = rank
+        """The rank that failed first; None when no rank could be started."""
+        self.ranks = ranks
+        """Every rank that failed, died or did not finish."""
