@@ -91,6 +91,6 @@ class Strategy:
         }
 
     def bytes_held(self) -> dict[str, int]:
-        """Bytes on this rank by category, measured: storages, each once (a view of one that is counted adds nothing)."""
+        """Bytes on this rank by category, measured: storages, each once (a view adds nothing)."""
         known: set[int] = set()
         return {kind: storage_bytes(tensors, known) for kind, tensors in self.tensors_held().items()}
