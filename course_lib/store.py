@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,21 @@ from typing import Any
 from course_lib.errors import CheckpointError
 from course_lib.files import Files
 
-__all__ = ["FORMAT", "MARKER", "META", "Latest", "Skipped", "keep_last", "latest", "problem", "steps", "write_folder"]
+__all__ = [
+    "FORMAT",
+    "MARKER",
+    "META",
+    "Latest",
+    "Skipped",
+    "begin",
+    "file_row",
+    "finish",
+    "keep_last",
+    "latest",
+    "problem",
+    "steps",
+    "write_folder",
+]
 
 FORMAT = 2
 """Of the whole folder. 1: no marker, no checksums, no scaler."""
@@ -29,6 +43,8 @@ _STEP = re.compile(r"step-(\d+)(\.new)?")
 _OURS = (".json", ".safetensors")
 
 Content = Mapping[str, Sequence[bytes | memoryview]]
+Rows = Mapping[str, tuple[int, str]]
+"""Of the marker: file name -> size in bytes, SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -58,32 +74,87 @@ def write_folder(folder: Path, content: Content, files: Files | None = None) -> 
     """
     folder, files = Path(folder).absolute(), files or Files()
     new = _new(folder)
+    _make_room(folder, files)
+    with _finished_or_gone(folder, files):
+        _make_new(folder, files)
+        with ThreadPoolExecutor(1) as beside:  # checksums, while the bytes are written
+            sums = {name: beside.submit(_digest, pieces) for name, pieces in content.items()}
+            for name, pieces in content.items():
+                files.write(new / name, pieces)
+            for name in content:
+                files.sync(new / name)
+        sizes = {name: sum(len(piece) for piece in pieces) for name, pieces in content.items()}
+        _mark(new, {name: (size, sums[name].result()) for name, size in sizes.items()}, files)
+    return folder
+
+
+def begin(folder: Path, files: Files | None = None) -> Path:
+    """The first half of a save whose files others write (the ranks of a run): the new, empty folder for them."""
+    folder, files = Path(folder).absolute(), files or Files()
+    _make_room(folder, files)
     with _told(folder):
-        _may_replace(folder)
-        _settle(folder, files)
+        _make_new(folder, files)
+    return _new(folder)
+
+
+def finish(folder: Path, rows: Rows, content: Content, files: Files | None = None) -> Path:
+    """The second half: write `content` beside the files of `rows`, which are there and synced, mark, and give the name.
+
+    `CheckpointError` when one of those files cannot be seen from here, in its size.
+    """
+    folder, files = Path(folder).absolute(), files or Files()
+    new = _new(folder)
+    with _finished_or_gone(folder, files):
+        for name, (size, _) in rows.items():
+            path = new / name
+            if not path.exists() or path.stat().st_size != size:
+                raise CheckpointError(
+                    f"{path}: not there, or not in the size in which its rank wrote it; all nodes have to share the "
+                    "file system of `out`"
+                )
+        for name, pieces in content.items():
+            files.write(new / name, pieces)
+            files.sync(new / name)
+        own = {name: (sum(len(piece) for piece in pieces), _digest(pieces)) for name, pieces in content.items()}
+        _mark(new, {**rows, **own}, files)
+    return folder
+
+
+@contextmanager
+def _finished_or_gone(folder: Path, files: Files) -> Iterator[None]:
+    """What is written inside gets its name at the end; after an error it is removed, as far as that works."""
+    new = _new(folder)
     try:
         with _told(folder):
-            for parent in [path for path in reversed(new.parents) if not path.exists()]:
-                files.make_folder(parent)
-                files.sync(parent.parent)
-            files.make_folder(new)
-            with ThreadPoolExecutor(1) as beside:  # checksums, while the bytes are written
-                sums = {name: beside.submit(_digest, pieces) for name, pieces in content.items()}
-                for name, pieces in content.items():
-                    files.write(new / name, pieces)
-                for name in content:
-                    files.sync(new / name)
-            files.sync(new)
-            files.write(new / MARKER, [_marker(content, sums)])
-            files.sync(new / MARKER)
-            files.sync(new)
-            files.sync(new.parent)
+            yield
     except (CheckpointError, KeyboardInterrupt):
         _give_up(new)
         raise
     with _told(folder):
         _publish(new, folder, files)
-    return folder
+
+
+def _make_room(folder: Path, files: Files) -> None:
+    with _told(folder):
+        _may_replace(folder)
+        _settle(folder, files)
+
+
+def _make_new(folder: Path, files: Files) -> None:
+    new = _new(folder)
+    for parent in [path for path in reversed(new.parents) if not path.exists()]:
+        files.make_folder(parent)
+        files.sync(parent.parent)
+    files.make_folder(new)
+
+
+def _mark(new: Path, rows: Rows, files: Files) -> None:
+    """All files are synced; only then the marker."""
+    files.sync(new)
+    files.write(new / MARKER, [_marker(rows)])
+    files.sync(new / MARKER)
+    files.sync(new)
+    files.sync(new.parent)
 
 
 def _new(folder: Path) -> Path:
@@ -97,12 +168,15 @@ def _digest(pieces: Sequence[bytes | memoryview]) -> str:
     return total.hexdigest()
 
 
-def _marker(content: Content, sums: Mapping[str, "Future[str]"]) -> bytes:
-    rows = {
-        name: {"bytes": sum(len(piece) for piece in pieces), "sha256": sums[name].result()}
-        for name, pieces in content.items()
-    }
-    return json.dumps({"format": FORMAT, "files": rows}, indent=1).encode("utf-8")
+def file_row(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _marker(rows: Rows) -> bytes:
+    files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in rows.items()}
+    return json.dumps({"format": FORMAT, "files": files}, indent=1).encode("utf-8")
 
 
 @contextmanager
