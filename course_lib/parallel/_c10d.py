@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["FORMS", "SILENT", "Issued", "schemas", "start_fake", "watch"]
@@ -61,7 +61,7 @@ class _Watch(TorchDispatchMode):
     def ranks(self, group: Any) -> tuple[int, ...]:
         """Global ranks of a group, which an operator gets as a boxed process group or by its name."""
         if isinstance(group, str):
-            group = _resolve_process_group(group)
+            group = _resolve_process_group(GroupName(group))
         elif not isinstance(group, dist.ProcessGroup):
             group = dist.ProcessGroup.unbox(group)
         name = group.group_name
