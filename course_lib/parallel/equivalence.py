@@ -86,7 +86,7 @@ def uneven_batches(
     Targets are valid for 1 to `length` tokens of a sequence, so counts differ over ranks and micro-batches; the first
     rank's first micro-batch of the second step has none at all.
     """
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(59)  # every rank has another count, in every step
     rows, batches = 2 * ranks * micro_batches, []
     for step in range(steps):
         tokens = torch.randint(0, vocab, (rows, length + 1), generator=generator)
