@@ -256,6 +256,16 @@ def test_a_dtensor_says_what_it_sends():
     assert listed(traffic) == [("all_gather", 24), ("all_reduce", 1)]
 
 
+def test_an_operator_that_moves_a_dtensor_by_itself_is_seen():
+    """A product of two row-sharded matrices gathers one of them, inside DTensor's own dispatch."""
+    with fake_ranks(4):
+        mesh = init_device_mesh("cpu", (4,))
+        a, b = (distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)]) for _ in range(2))
+        with count_traffic() as traffic:
+            a @ b
+    assert listed(traffic) == [("all_gather", 64)]
+
+
 # ------------------------------------------------------------------------------------------------------ data parallel
 
 
