@@ -1,0 +1,322 @@
+"""Pictures of chapter 7: years on one device, times of an all-reduce, buckets, suspects, traffic, what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from course_lib.figures.style import (
+    COLORS,
+    end_labels,
+    ink,
+    key,
+    new_figure,
+    new_panels,
+    note,
+    numbers,
+    panel_title,
+    text_on,
+)
+from course_lib.figures.style import series as look
+
+__all__ = [
+    "accumulated_traffic",
+    "all_reduce_times",
+    "bucket_timeline",
+    "losses_alike",
+    "replica_bytes",
+    "replicas_apart",
+    "years_on_one",
+]
+
+
+_PAPER = {"facecolor": COLORS["paper"], "edgecolor": "none", "pad": 1.2}
+"""Behind words that a line would cross."""
+
+
+def years_on_one(runs: Mapping[str, float], *, limit: float, title: str, subtitle: str | None = None) -> Figure:
+    """A bar a run, {run: years on one device}, on a logarithmic axis; a line at `limit` years, and how many devices
+    the run needs to stay under it."""
+    fig, ax = new_figure(title, subtitle, height=70 + 34 * len(runs))
+    for place, (_, years) in enumerate(runs.items()):
+        ax.barh(place, years, height=0.62, color=COLORS["blue" if years > limit else "green"])
+        devices = int(np.ceil(years / limit))
+        words = f"{_years(years)}: {devices:,} device{'s' * (devices > 1)}"
+        ax.annotate(
+            words, (years, place), xytext=(7, 0), textcoords="offset points", va="center", size=9.5, bbox=_PAPER
+        )
+    ax.set_xscale("log")
+    smallest, largest = min(runs.values()), max(runs.values())
+    ax.set_xlim(min(smallest, limit) / 4, largest * 200)
+    ticks = {1 / 365: "a day", 1 / 12: "a month", 1: "a year", 30: "30 years", 1000: "1,000 years"}
+    shown = {at: name for at, name in ticks.items() if min(smallest, limit) / 4 < at < largest * 200}
+    ax.set_xticks(list(shown), list(shown.values()))
+    ax.minorticks_off()
+    ax.axvline(limit, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
+    _rows(ax, list(runs))
+    return fig
+
+
+def _years(years: float) -> str:
+    """0.02 -> "7 days", 0.5 -> "6 months", 58.3 -> "58 years"."""
+    for size, unit in ((1, "year"), (1 / 12, "month"), (1 / 365.25, "day")):
+        if years >= 1.5 * size or unit == "day":
+            count = years / size
+            return f"{count:,.0f} {unit}s" if count >= 9.5 else f"{count:.2g} {unit}s"
+    raise AssertionError
+
+
+def _rows(ax: Axes, names: Sequence[str]) -> None:
+    """Names at the left of bars, the first on top."""
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(axis="y", labelsize=10, labelcolor=COLORS["ink"])
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.grid(False)
+
+
+def all_reduce_times(
+    sizes: Sequence[float],
+    seconds: Sequence[float],
+    fit: tuple[float, float],
+    *,
+    title: str,
+    subtitle: str | None = None,
+    row: Sequence[tuple[str, str]] = (),
+) -> Figure:
+    """Milliseconds of one all-reduce against its bytes, both axes logarithmic; fit = (seconds, bytes a second)."""
+    fig, ax = new_figure(title, subtitle, height=270)
+    grid = np.geomspace(min(sizes), max(sizes), 200)
+    ax.plot(grid, 1e3 * (fit[0] + grid / fit[1]), color=COLORS["grey"], linewidth=1.4)
+    ax.plot(sizes, 1e3 * np.asarray(seconds), "o", color=COLORS["communication"], markersize=6)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ticks = {4: "4 bytes", 1e3: "1 kB", 1e4: "10 kB", 1e5: "100 kB", 1e6: "1 MB", 1e7: "10 MB"}
+    shown = {at: word for at, word in ticks.items() if min(sizes) <= at <= 1.3 * max(sizes)}
+    ax.set_xticks(list(shown), list(shown.values()))
+    marks = [
+        m for m in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100) if 0.6 * min(seconds) <= m / 1e3 <= 1.5 * max(seconds)
+    ]
+    ax.set_yticks(marks, [f"{m:g}" for m in marks])
+    ax.minorticks_off()
+    ax.set_ylabel("ms")
+    ax.set_xlabel("bytes that are reduced")
+    if row:
+        numbers(fig, row)
+    return fig
+
+
+class Bucket(Protocol):
+    """`course_lib.parallel.buckets.Bucket`: times in seconds since the forward pass began."""
+
+    @property
+    def elements(self) -> int: ...
+    @property
+    def started(self) -> float: ...
+    @property
+    def arrived(self) -> float: ...
+
+
+def bucket_timeline(
+    runs: Mapping[str, tuple[float, float, Sequence[Bucket]]],
+    *,
+    title: str,
+    subtitle: str | None = None,
+    row: Sequence[tuple[str, str]] = (),
+) -> Figure:
+    """One step of one rank, a panel a run: {run: (end of forward, end of backward's wait, buckets)}.
+
+    The upper bar is the computing: forward, then backward until its last bucket starts, then waiting. Below it each
+    bucket, from its start to its arrival, with its share of the gradients.
+    """
+    fig, axes = new_panels(title, subtitle, height=30 + 150 * len(runs), rows=len(runs), cols=1, share_x=True)
+    longest = max(end for _, end, _ in runs.values())
+    for ax, (name, (forward, end, buckets)) in zip(axes, runs.items(), strict=True):
+        last = max(bucket.started for bucket in buckets)
+        total = sum(bucket.elements for bucket in buckets)
+        for start, stop, shade, words in (
+            (0.0, forward, "forward", "forward"),
+            (forward, last, "backward", "backward"),
+            (last, end, "idle", "waits"),
+        ):
+            ax.barh(0, 1e3 * (stop - start), left=1e3 * start, height=0.7, color=COLORS[shade])
+            if stop - start > 0.09 * longest:
+                middle = 1e3 * (start + stop) / 2
+                ax.text(middle, 0, words, ha="center", va="center", size=9.5, color=text_on(COLORS[shade]))
+        depth = 2.4 / max(len(buckets), 3)
+        for place, bucket in enumerate(buckets):
+            y = 0.75 + depth * place
+            width = 1e3 * (bucket.arrived - bucket.started)
+            ax.barh(y, width, left=1e3 * bucket.started, height=0.8 * depth, color=COLORS["communication"])
+            if len(buckets) <= 8:
+                ax.annotate(
+                    f"{bucket.elements / total:.0%}",
+                    (1e3 * bucket.started, y),
+                    xytext=(-4, 0),
+                    textcoords="offset points",
+                    ha="right",
+                    va="center",
+                    size=8.5,
+                    color=ink(COLORS["communication"]),
+                )
+        ax.axvline(1e3 * end, color=COLORS["ink"], linewidth=1.2)
+        ax.annotate(
+            f"{1e3 * end:.0f} ms", (1e3 * end, 0), xytext=(5, 0), textcoords="offset points", va="center", size=10
+        )
+        panel_title(ax, name)
+        ax.set_yticks([0, 0.75 + depth * (len(buckets) - 1) / 2], ["computing", "sending"])
+        ax.tick_params(axis="y", labelcolor=COLORS["ink"], labelsize=9.5)
+        ax.set_ylim(0.75 + depth * max(len(buckets), 3), -0.5)
+        ax.grid(True, axis="x", color="#E4E4E4", linewidth=0.8)
+        ax.grid(False, axis="y")
+    axes[-1].set_xlim(0, 1e3 * longest * 1.12)
+    axes[-1].set_xlabel("ms since forward began, rank 0")
+    if row:
+        numbers(fig, row)
+    return fig
+
+
+def losses_alike(
+    losses: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    subtitle: str | None = None,
+    row: Sequence[tuple[str, str]] = (),
+) -> Figure:
+    """Loss against the step, a curve a run, all in one frame."""
+    fig, ax = new_figure(title, subtitle, height=270)
+    lines = [
+        (ax.plot(range(len(values)), values, **{**look(index), "linewidth": 1.5})[0], name)
+        for index, (name, values) in enumerate(losses.items())
+    ]
+    end_labels(ax, lines)
+    ax.set_xlabel("step")
+    ax.set_ylabel("nats a token")
+    if row:
+        numbers(fig, row)
+    return fig
+
+
+def replicas_apart(
+    sums: Mapping[str, Sequence[Sequence[int]]],
+    distances: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    subtitle: str | None = None,
+) -> Figure:
+    """Left: checksums after the first steps, sums[run][step][rank]. Right: how far apart the replicas are, by step.
+
+    A checksum is written with its first four digits of 14; equal ones are green, unequal ones vermilion. Distances are
+    relative to the weights' length.
+    """
+    fig, (left, right) = new_panels(title, subtitle, height=250, width_ratios=[1.3, 1])
+    for place, rows in enumerate(sums.values()):
+        for step, ranks in enumerate(rows):
+            same = len(set(ranks)) == 1
+            shade = COLORS["green" if same else "communication"]
+            for rank, total in enumerate(ranks):
+                y = place + (rank - (len(ranks) - 1) / 2) * 0.36
+                words = f"{total:014x}"[:4]
+                left.text(step, y, words, ha="center", va="center", size=9.5, color=ink(shade), family="monospace")
+            left.text(
+                step + 0.36,
+                place,
+                "=" if same else "≠",
+                ha="center",
+                va="center",
+                size=13,
+                color=ink(shade),
+                weight="bold",
+            )
+        if place:
+            left.axhline(place - 0.5, color=COLORS["rule"], linewidth=0.8)
+    steps = max(len(rows) for rows in sums.values())
+    left.set_xlim(-0.45, steps - 0.4)
+    left.set_xticks(range(steps), [str(step + 1) for step in range(steps)])
+    left.set_xlabel("after step")
+    _rows(left, list(sums))
+    left.set_ylim(len(sums) - 0.5, -0.5)
+    panel_title(left, "checksum on rank 0 and rank 1")
+    lines = []
+    for index, (name, values) in enumerate(distances.items()):
+        steps_ = range(1, len(values) + 1)
+        lines.append((right.plot(steps_, [100 * value for value in values], **look(index))[0], name))
+    end_labels(right, lines)
+    right.set_xlabel("after step")
+    panel_title(right, "distance, % of the weights")
+    return fig
+
+
+def accumulated_traffic(
+    micro_batches: Sequence[int],
+    sent: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    subtitle: str | None = None,
+) -> Figure:
+    """Elements that a rank sends in a step, in millions, against the step's micro-batches: a group of bars each."""
+    fig, ax = new_figure(title, subtitle, height=250)
+    width = 0.8 / len(sent)
+    shades = ("communication", "green")
+    for index, (name, values) in enumerate(sent.items()):
+        places = np.arange(len(micro_batches)) + (index - (len(sent) - 1) / 2) * width
+        ax.bar(places, np.asarray(values) / 1e6, width * 0.92, color=COLORS[shades[index % 2]], label=name)
+        for x, value in zip(places, values, strict=True):
+            ax.annotate(
+                f"{value / 1e6:.2f}",
+                (x, value / 1e6),
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="center",
+                size=9,
+                color=COLORS["ink"],
+            )
+    ax.set_xticks(range(len(micro_batches)), [str(count) for count in micro_batches])
+    ax.set_xlabel("micro-batches a step")
+    ax.set_ylabel("million elements sent")
+    ax.margins(y=0.12)
+    key(ax, [(name, shades[index % 2]) for index, name in enumerate(sent)])
+    return fig
+
+
+def replica_bytes(
+    models: Mapping[str, float],
+    devices: Mapping[str, float],
+    *,
+    title: str,
+    subtitle: str | None = None,
+    row: Sequence[tuple[str, str]] = (),
+) -> Figure:
+    """State of one replica in GB, a bar a model, on a logarithmic axis; a line at each device's memory."""
+    fig, ax = new_figure(title, subtitle, height=90 + 34 * len(models))
+    smallest = min(devices.values())
+    for place, (_, size) in enumerate(models.items()):
+        fits = size <= max(devices.values())
+        ax.barh(
+            place, size, height=0.62, color=COLORS["green" if size <= smallest else "blue" if fits else "vermilion"]
+        )
+        ax.annotate(
+            f"{size:,.0f} GB" if size >= 100 else f"{size:.3g} GB",
+            (size, place),
+            xytext=(7, 0),
+            textcoords="offset points",
+            va="center",
+            size=9.5,
+            bbox=_PAPER,
+        )
+    for name, size in devices.items():
+        ax.axvline(size, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
+        note(ax, name, (size, -0.52), offset=(-18, 9), color="ink")
+    ax.set_xscale("log")
+    ticks = [0.1, 1, 10, 100, 1000, 10_000]
+    ax.set_xlim(min(models.values()) / 2, max(models.values()) * 4)
+    shown = [tick for tick in ticks if ax.get_xlim()[0] < tick < ax.get_xlim()[1]]
+    ax.set_xticks(shown, [f"{tick:,g} GB" for tick in shown])
+    ax.minorticks_off()
+    _rows(ax, list(models))
+    if row:
+        numbers(fig, row)
+    return fig
