@@ -1,6 +1,6 @@
 """One-line errors: what is wrong, where, and what to do. The CLI prints them and exits 2; anything else is a bug."""
 
-__all__ = ["CheckpointError", "ConfigError", "CourseError", "DataError", "HandInError", "RankError"]
+__all__ = ["CheckpointError", "ConfigError", "CourseError", "DataError", "HandInError", "RankError", "ScheduleError"]
 
 
 class CourseError(Exception):
@@ -32,3 +32,7 @@ class RankError(CourseError):
         """The rank that failed first; None when no rank could be started."""
         self.ranks = ranks
         """Every rank that failed, died or did not finish."""
+
+
+class ScheduleError(CourseError):
+    """A schedule that cannot run; names the task and what it waits for."""

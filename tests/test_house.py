@@ -18,7 +18,9 @@ MAX_LINES = 350
 TORCH_FREE = ("cli", "chapters", "config", "settings", "shapes", "errors", "events", "figures", "grading", "planning")
 TORCH_FREE += (
     "precision",
+    "parallel.overlap",
     "parallel.ring",
+    "parallel.timeline",
 )
 TORCH_LATE = ("machine", "checks.core", "checks.packing", "checks.forbidden")
 ONLY_IN = {"matplotlib": "figures", "ipywidgets": "widgets", "IPython": "widgets"}
