@@ -1,0 +1,81 @@
+"""What a rank holds at every moment of a step: whole weights, and everything else, after each operator."""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from course_lib.parallel.strategy import Strategy
+from course_lib.parallel.zero import units
+
+__all__ = ["Alive", "Moment"]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """After one operator."""
+
+    unit: str
+    """The block that was entered last, "" for the rest of the model, "update" in the optimizer's step."""
+    phase: str
+    """forward, backward or update."""
+    whole: int
+    """Bytes of the parameters that are whole on this rank now."""
+    total: int
+    """Bytes of all tensors that are alive."""
+
+
+class Alive(TorchDispatchMode):
+    """Inside the block, `moments` grows by one after every operator.
+
+    Storages are looked at again each time, not booked when they are made: sharding frees and refills the storage of
+    tensors that live on (`resize_(0)`), which `memory.Peak` does not see. Slow: for one step of a small model.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__()
+        self.moments: list[Moment] = []
+        self.model = strategy.model
+        self.unit, self.phase = "", "forward"
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        held = [*self.model.parameters(), *self.model.buffers(), *chain(*strategy.tensors_held().values())]
+        self.follow(held)
+        for name, module in units(self.model).items():
+            module.register_forward_pre_hook(lambda *_, name=name: self.enter(name, "forward"), prepend=True)
+            module.register_forward_hook(lambda _, __, output, name=name: self.wait(output, name))
+
+    def enter(self, unit: str, phase: str) -> None:
+        """From here on, operators belong to this unit and phase."""
+        self.unit, self.phase = unit, phase
+
+    def wait(self, output: Tensor, name: str) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda _: self.enter(name, "backward"))
+        if name:
+            self.unit = ""
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            storage = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()
+            key = storage._cdata
+            known = self._storages.get(key)
+            if known is None or known() is None:
+                self._storages[key] = weakref.ref(storage)
+
+    def now(self) -> Moment:
+        storages = [storage for ref in self._storages.values() if (storage := ref()) is not None]
+        plain = [p.untyped_storage() for p in self.model.parameters() if not isinstance(p, DTensor)]
+        whole = {storage._cdata: storage.nbytes() for storage in plain}
+        return Moment(self.unit, self.phase, sum(whole.values()), sum(storage.nbytes() for storage in storages))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.follow(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        self.moments.append(self.now())
+        return result

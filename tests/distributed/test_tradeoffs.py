@@ -1,0 +1,77 @@
+"""Bytes, peak and traffic of every row of the table, against what the ZeRO paper and ring arithmetic say."""
+
+from functools import partial
+
+import pytest
+
+from course_lib.config import preset
+from course_lib.parallel import tradeoffs, zero
+from course_lib.parallel.fsdp import FullyShard
+from course_lib.parallel.traffic import fake_ranks
+
+WANTED = {  # bytes a parameter on 4 ranks: weights, gradients, optimizer; and elements sent, in P x 3/4
+    "one device": (4, 4, 8, 0),
+    "data parallel": (4, 4, 8, 2),
+    "ZeRO-1": (4, 4, 2, 2),
+    "ZeRO-2": (4, 1, 2, 2),
+    "FSDP, no reshard": (1, 1, 2, 2),
+    "FSDP": (1, 1, 2, 3),
+    "HSDP, 2 replicas": (2, 2, 4, 8 / 3),  # gather, gather, scatter of P over 2, then all-reduce of P/2 over 2
+}
+
+
+@pytest.mark.parametrize("row", tradeoffs.ROWS, ids=lambda row: row.strategy)
+def test_a_row(row: tradeoffs.Row) -> None:
+    found = tradeoffs.measure(row.make, 1 if row.strategy == "one device" else 4)
+    *state, sent = WANTED[row.strategy]
+    assert [held / found.parameters for held in found.held.values()] == pytest.approx(state, rel=1e-3)
+    assert found.sent == pytest.approx(sent, rel=1e-3)
+    assert found.peak > sum(found.held.values())
+    assert len("\n".join(tradeoffs.lines([(row, found)])).splitlines()) == 4
+
+
+def test_the_peak_of_fsdp_has_one_or_two_blocks_and_without_reshard_the_whole_model() -> None:
+    sharded = tradeoffs.measure(FullyShard, 2)
+    kept = tradeoffs.measure(partial(FullyShard, reshard=False), 2)
+    weights = 4 * sharded.parameters
+    block = 4 * 12 * 128**2
+    assert max(moment.whole for moment in sharded.moments) < weights - 5 * block
+    assert max(moment.whole for moment in kept.moments) == weights
+    assert kept.peak - sharded.peak > 3 * block
+    assert {moment.whole for moment in sharded.moments if moment.phase == "update"} == {0}
+    phases = [moment.phase for moment in sharded.moments]
+    assert phases == sorted(phases, key=["forward", "backward", "update"].index)
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({"deferred": "none"}, 12),
+        ({}, 9),
+        ({"reshard": False, "deferred": "none"}, 8),
+        ({"reshard": False}, 5),
+        ({"keep": True}, 2),
+    ],
+)
+def test_four_micro_batches_of_fully_shard(options: dict, sent: float) -> None:
+    """Gathers 2 or 1 a micro-batch, or one in all; scatters 4 or 1: 8+4, 8+1, 4+4, 4+1, 1+1."""
+    with fake_ranks(4):
+        found = tradeoffs.measure_here(partial(FullyShard, **options), 4, tradeoffs.small(), 16, 16, watch=False)
+    assert found.sent == pytest.approx(sent, rel=1e-3)
+
+
+@pytest.mark.parametrize(("strategy", "sent"), [(zero.Zero1, 2), (zero.Zero2, 5), (zero.Zero3, 12)])
+def test_four_micro_batches_of_zero(strategy: type, sent: float) -> None:
+    with fake_ranks(4):
+        found = tradeoffs.measure_here(strategy, 4, tradeoffs.small(), 16, 16, watch=False)
+    assert found.sent == pytest.approx(sent, rel=1e-3)
+
+
+def test_a_thousand_ranks_pad_a_narrow_model_and_not_a_wide_one() -> None:
+    def sent(width: int) -> float:
+        shape = preset("mini", n_layers=1, d_model=width, d_ff=2 * width, vocab_size=1024)
+        with fake_ranks(1024):
+            return tradeoffs.measure_here(FullyShard, 1, shape, 1024, 16, watch=False).sent
+
+    assert sent(1024) == pytest.approx(3, rel=1e-3)
+    assert sent(128) > 6  # 128 rows over 1024 ranks become 1024
