@@ -27,6 +27,7 @@ __all__ = [
     "accumulated_traffic",
     "all_reduce_times",
     "bucket_timeline",
+    "errors",
     "losses_alike",
     "replica_bytes",
     "replicas_apart",
@@ -106,6 +107,49 @@ def all_reduce_times(
     ax.set_xlabel("bytes that are reduced")
     if row:
         numbers(fig, row)
+    return fig
+
+
+def errors(
+    ways: Mapping[str, float],
+    *,
+    tolerance: float,
+    title: str,
+    subtitle: str | None = None,
+) -> Figure:
+    """A dot a way, {way: relative difference}, on a logarithmic axis with 0 at its left; a line at the tolerance."""
+    fig, ax = new_figure(title, subtitle, height=60 + 30 * len(ways))
+    least = 10.0 ** np.floor(np.log10(min([error for error in ways.values() if error] + [tolerance])) - 1)
+    for place, error in enumerate(ways.values()):
+        shade = COLORS["green" if error <= tolerance else "vermilion"]
+        ax.plot([least, error or least], [place, place], color=shade, linewidth=2, alpha=0.5)
+        ax.plot([error or least], [place], "o", color=shade, markersize=8, clip_on=False, zorder=3)
+        words = f"{error:.2g}" if error > 0.01 else f"{error:.0e}" if error else "0: the same bits"
+        ax.annotate(
+            words,
+            (error or least, place),
+            xytext=(9, 0),
+            textcoords="offset points",
+            va="center",
+            size=9.5,
+            color=ink(shade),
+            bbox=_PAPER,
+        )
+    ax.axvline(tolerance, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
+    ax.set_xscale("log")
+    ax.set_xlim(least, 10)
+    marks = [10.0**k for k in range(-12, 1) if 10.0**k > least * 1.01]
+    ax.set_xticks([least, *marks], ["0", *(f"{mark:g}" for mark in marks)])
+    ax.minorticks_off()
+    _rows(ax, list(ways))
+    ax.annotate(
+        f"tolerance {tolerance:g}",
+        (tolerance, -0.6),
+        xytext=(5, 2),
+        textcoords="offset points",
+        size=9,
+        color=COLORS["muted"],
+    )
     return fig
 
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from course_lib.figures.style import COLORS, end_labels, new_figure, numbers, style_axes, text_on, tint
 from course_lib.figures.style import series as look
 
-__all__ = ["ring_steps", "shade_of", "traffic_against_ranks"]
+__all__ = ["ring_moment", "ring_steps", "shade_of", "traffic_against_ranks"]
 
 _GAP = 0.7
 """Between two ranks, in widths of a chunk."""
@@ -126,4 +126,36 @@ def traffic_against_ranks(
     ax.set_ylabel("buffers sent by the busiest rank")
     if row:
         numbers(fig, row)
+    return fig
+
+
+def ring_moment(
+    states: Sequence[Sequence[frozenset[int]]],
+    received: Sequence[int],
+    *,
+    title: str,
+    subtitle: str | None = None,
+) -> Figure:
+    """One moment of a ring: a row a rank, a box a chunk with the number of ranks that are summed in it.
+
+    states[rank][chunk] says whose numbers are in it; received[rank] is the chunk that has just arrived, if any.
+    """
+    ranks = len(states)
+    fig, ax = new_figure(title, subtitle, height=40 + 44 * ranks)
+    style_axes(ax, grid="")
+    ax.spines["bottom"].set_visible(False)
+    for rank, chunks in enumerate(states):
+        for chunk, whose in enumerate(chunks):
+            arrived = bool(received) and chunk == received[rank]
+            fill = shade_of(len(whose) / ranks)
+            edge, width = (COLORS["communication"], 2.2) if arrived else (COLORS["rule"], 0.6)
+            box = Rectangle((chunk + 0.04, rank - 0.36), 0.92, 0.72, facecolor=fill, edgecolor=edge, linewidth=width)
+            ax.add_patch(box)
+            ax.text(chunk + 0.5, rank, str(len(whose)), ha="center", va="center", size=11, color=text_on(fill))
+    ax.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+    ax.set_xticks([chunk + 0.5 for chunk in range(ranks)], [f"chunk {chunk}" for chunk in range(ranks)])
+    ax.tick_params(axis="both", labelsize=10, labelcolor=COLORS["ink"])
+    ax.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False)
+    ax.set_xlim(0, max(ranks, 8))
+    ax.set_ylim(ranks - 0.5, -0.5)
     return fig

@@ -10,6 +10,7 @@ from course_lib.widgets.live import watch
 from course_lib.widgets.next_token import next_token_explorer
 from course_lib.widgets.predict import predict
 from course_lib.widgets.recompute import recompute_explorer
+from course_lib.widgets.ring import ring_explorer
 from course_lib.widgets.rounding import value_explorer
 from course_lib.widgets.show import show
 from course_lib.widgets.training_state import training_state_explorer
@@ -30,6 +31,7 @@ __all__ = [
     "next_token_explorer",
     "predict",
     "recompute_explorer",
+    "ring_explorer",
     "show",
     "training_state_explorer",
     "value_explorer",
