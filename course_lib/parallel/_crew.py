@@ -1,5 +1,7 @@
-"""Starting and ending rank processes: through the fork server where there is `fork`, else from a pool."""
+"""Rank processes as the caller sees them, forked by the fork server. Where there is no `fork`, see `_pool.py`."""
 
+import atexit
+import itertools
 import json
 import os
 import select
@@ -7,156 +9,227 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from course_lib.errors import RankError
 
 __all__: list[str] = []
 
 START_LIMIT = 120.0  # seconds that a loaded machine may take to import torch
+SCRIPT = Path(__file__).with_name("_server.py")
+GONE = "the process that starts the ranks has ended; run the cell again"
 
 
 @dataclass
 class Process:
-    """One rank's process as the caller sees it."""
+    """One rank's process."""
 
     pid: int
     connection: Connection
-    out: IO[bytes]
-    """What went to the bare descriptors 1 and 2, past Python."""
-    err: IO[bytes]
+    bare: tuple[IO[bytes], IO[bytes]]
+    """What went to the descriptors 1 and 2 past Python's streams."""
     code: int | None = None
     """Exit code, once it has ended; negative: the number of the signal."""
 
 
-class ForkServer:
-    """One per caller, started at the first call."""
+class Starter(Protocol):
+    """A way to get rank processes."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        path = json.dumps([os.path.abspath(part or os.curdir) for part in sys.path])
-        script = Path(__file__).with_name("_server.py")
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115
-        self.owner = os.getpid()
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(script), str(theirs.fileno()), path],
-            pass_fds=[theirs.fileno()],
-            env=os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=self.log,
-            start_new_session=True,
-        )
-        theirs.close()
-        self.control = ours
-        self._rest = b""
-        self.exits: dict[int, int] = {}
+    def start(self, ranks: int) -> list[Process]:
+        """Ranks that wait for their set-up."""
+
+    def look(self, processes: list[Process]) -> None:
+        """Note the exit codes of those that have ended."""
+
+    def kill(self, process: Process) -> None:
+        """End it and what it has started."""
+
+    def dump(self, process: Process) -> None:
+        """Let it write where its Python stands to its bare stderr, whatever it is doing."""
+
+    def release(self, processes: list[Process]) -> bool:
+        """After a call without a fault: True when the processes stay for the next call."""
+
+    def close(self) -> None:
+        """Leave nothing running."""
 
     def alive(self) -> bool:
-        return self.owner == os.getpid() and self.process.poll() is None
-
-    def next_answer(self, seconds: float) -> dict[str, Any] | None:
-        """One line from the server; None when there was none in time. Exits are kept in `exits`."""
-        end = time.monotonic() + seconds
-        while b"\n" not in self._rest:
-            ready = select.select([self.control], [], [], max(0.0, end - time.monotonic()))[0]
-            if not ready:
-                return None
-            data = self.control.recv(65536)
-            if not data:
-                raise RankError("the process that starts the ranks has ended; call run_ranks again")
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        if "exit" in answer:
-            self.exits[answer["exit"]] = answer["code"]
-        return answer
-
-    def wait_for(self, key: str, seconds: float) -> Any:
-        end = time.monotonic() + seconds
-        while True:
-            answer = self.next_answer(max(0.0, end - time.monotonic()))
-            if answer is None:
-                raise RankError(f"the ranks could not be started within {seconds:.0f} s")
-            if key in answer:
-                return answer[key]
-
-    def fork(self, number: int) -> list[Process]:
-        """Start ranks; each waits for its set-up on its connection."""
-        pairs = [socket.socketpair() for _ in range(number)]
-        files = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(number)]  # noqa: SIM115
-        fds = [
-            fd
-            for (_, theirs), pair in zip(pairs, files, strict=True)
-            for fd in (theirs.fileno(), *(file.fileno() for file in pair))
-        ]
-        socket.send_fds(self.control, [json.dumps({"fork": number}).encode("ascii") + b"\n"], fds)
-        for _, theirs in pairs:
-            theirs.close()
-        pids = self.wait_for("forked", START_LIMIT)
-        return [
-            Process(pid, Connection(ours.detach()), *pair)
-            for pid, (ours, _), pair in zip(pids, pairs, files, strict=True)
-        ]
-
-    def kill(self, pid: int) -> None:
-        with suppress(OSError):
-            self.control.sendall(json.dumps({"kill": pid}).encode("ascii") + b"\n")
+        """Whether it can start ranks, and is this process's own."""
 
 
 @dataclass
 class Crew:
     """The ranks of one call."""
 
-    server: ForkServer
+    starter: Starter
     processes: list[Process] = field(default_factory=list)
 
-    def exits(self) -> None:
-        """Note which ranks have ended."""
-        while self.server.next_answer(0) is not None:
-            pass
-        for process in self.processes:
-            if process.code is None:
-                process.code = self.server.exits.pop(process.pid, None)
-
-    def dismiss(self, seconds: float = 0.0) -> None:
-        """Nothing is left after this: ranks get so many seconds to end by themselves, then they are killed."""
-        end = time.monotonic() + seconds
+    def dismiss(self, patience: float = 0.0) -> None:
+        """Nothing is left after this: ranks get `patience` seconds to end by themselves, then they are killed."""
+        begun = time.monotonic()
         killed = False
         try:
-            while True:
-                self.exits()
-                left = [process for process in self.processes if process.code is None]
-                if not left:
-                    break
-                if time.monotonic() >= end and not killed:
+            while left := self._left():
+                waited = time.monotonic() - begun
+                if waited >= patience and not killed:
                     for process in left:
-                        self.server.kill(process.pid)
+                        self.starter.kill(process)
                     killed = True
-                select.select([self.server.control], [], [], 0.02)
-        except RankError:
-            pass  # the server has gone and has taken its ranks along
-        for process in self.processes:
-            process.connection.close()
-            process.out.close()
-            process.err.close()
+                if waited > patience + 5:
+                    break
+                time.sleep(0.002)
+        finally:
+            for process in self.processes:
+                process.connection.close()
+                for file in process.bare:
+                    file.close()
+            self.processes = []
+
+    def _left(self) -> list[Process]:
+        with suppress(RankError):  # the fork server has gone and has taken its ranks along
+            self.starter.look(self.processes)
+            return [process for process in self.processes if process.code is None]
+        return []
 
 
-_lock = threading.Lock()
-_server: ForkServer | None = None
+def search_path() -> list[str]:
+    """`sys.path` as it is now, without relative parts."""
+    path = []
+    for part in sys.path:
+        with suppress(OSError):  # the working directory may have been removed
+            path.append(os.path.abspath(part or os.curdir))
+    return path
 
 
-def start(number: int) -> Crew:
-    """Ranks that wait for their set-up."""
-    global _server
-    with _lock:
-        if _server is None or not _server.alive():
-            _server = ForkServer()
-            _server.wait_for("ready", START_LIMIT)
-        return Crew(_server, _server.fork(number))
+def bare_files() -> tuple[IO[bytes], IO[bytes]]:
+    return tempfile.TemporaryFile(), tempfile.TemporaryFile()
+
+
+def one_thread() -> dict[str, str]:
+    """The environment of a process that imports torch without starting threads, so that it can fork."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return dict(os.environ) | dict.fromkeys(names, "1")
+
+
+class ForkServer:
+    """The caller's end of `_server.py`: one per caller, started at its first call."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        self.owner = os.getpid()
+        self._rest, self._exits, self._requests = b"", {}, itertools.count()  # type: bytes, dict[int, int], Any
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        with theirs:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    str(SCRIPT),
+                    "fork",
+                    str(theirs.fileno()),
+                    json.dumps(search_path()),
+                ],
+                pass_fds=[theirs.fileno()],
+                env=one_thread(),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+            )
+        atexit.register(self.close)
+        try:
+            self._wait_for("ready", True)
+        except BaseException:
+            self.close()
+            raise
+
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self.control.close()
+        if self.owner != os.getpid():
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
+        self.process.kill()
+        self.process.wait()
+
+    def start(self, ranks: int) -> list[Process]:
+        number = next(self._requests)
+        pairs = [socket.socketpair() for _ in range(ranks)]
+        bare = [bare_files() for _ in range(ranks)]
+        fds = []
+        for (_, theirs), files in zip(pairs, bare, strict=True):
+            fds += [theirs.fileno(), *(file.fileno() for file in files)]
+        request = json.dumps({"fork": ranks, "number": number}).encode("ascii") + b"\n"
+        try:
+            socket.send_fds(self.control, [request], fds)
+        except OSError:
+            raise RankError(GONE) from None
+        for _, theirs in pairs:
+            theirs.close()
+        pids = self._wait_for("forked", number)["pids"]
+        return [
+            Process(pid, Connection(ours.detach()), files)
+            for pid, (ours, _), files in zip(pids, pairs, bare, strict=True)
+        ]
+
+    def look(self, processes: list[Process]) -> None:
+        while self._answer(0) is not None:
+            pass
+        for process in processes:
+            if process.code is None:
+                process.code = self._exits.pop(process.pid, None)
+
+    def kill(self, process: Process) -> None:
+        self._ask({"kill": process.pid})
+
+    def dump(self, process: Process) -> None:
+        self._ask({"dump": process.pid})
+
+    def release(self, processes: list[Process]) -> bool:
+        return False
+
+    def _ask(self, what: dict[str, int]) -> None:
+        with suppress(OSError):
+            self.control.sendall(json.dumps(what).encode("ascii") + b"\n")
+
+    def _answer(self, seconds: float) -> dict[str, Any] | None:
+        """One line from the server; None when there was none in time."""
+        end = time.monotonic() + seconds
+        while b"\n" not in self._rest:
+            if not select.select([self.control], [], [], max(0.0, end - time.monotonic()))[0]:
+                return None
+            try:
+                data = self.control.recv(65536)
+            except OSError:
+                data = b""
+            if not data:
+                raise RankError(GONE + self._last_words())
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "exit" in answer:
+            self._exits[answer["exit"]] = answer["code"]
+        return answer
+
+    def _wait_for(self, key: str, value: Any) -> dict[str, Any]:
+        end = time.monotonic() + START_LIMIT
+        while True:
+            answer = self._answer(max(0.0, end - time.monotonic()))
+            if answer is None:
+                raise RankError(f"the ranks could not be started within {START_LIMIT:.0f} s")
+            if answer.get(key) == value:
+                return answer
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        return f" ({lines[-1]})" if lines else ""

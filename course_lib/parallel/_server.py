@@ -3,10 +3,14 @@
 Run as a script by `_crew.py`. It imports nothing of the course and nothing of the learner's, so that a rank sees the
 files as they are when it starts. It ends, with every rank, when the socket to its caller closes.
 
-Requests on the socket, one JSON line each: {"fork": n} with 3n file descriptors (connection, stdout, stderr of each
-rank) and {"kill": pid}. Answers: {"forked": [pids]}, {"exit": pid, "code": code} (negative: a signal's number).
+Requests on the socket, one JSON line each: {"fork": ranks, "number": n} with three file descriptors a rank
+(connection, stdout, stderr), {"kill": pid}, {"dump": pid}. Answers: {"forked": n, "pids": [...]} and
+{"exit": pid, "code": code} (negative: a signal's number).
+
+Where there is no `fork`, `_pool.py` runs this script as a rank that serves many calls.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -14,7 +18,9 @@ import selectors
 import signal
 import socket
 import sys
+import sysconfig
 from contextlib import suppress
+from multiprocessing.connection import Connection
 
 PRELOAD = (
     "torch",
@@ -31,34 +37,69 @@ PRELOAD = (
 
 
 def main() -> None:
-    """Preload, say so, then fork until the caller is gone."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    sys.path[:] = json.loads(sys.argv[2])
-    for name in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)
+    """`fork FD PATH` is a fork server, `pool PORT PATH` a rank of the pool."""
+    what, where, path = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:] = json.loads(path)
+    if what == "pool":
+        serve_calls(int(where))
+    else:
+        serve_forks(socket.socket(fileno=int(where)))
+    os._exit(0)
+
+
+def preload() -> None:
+    """torch and its distributed parts. What fails here fails again in a rank, where it can be told."""
     for module in PRELOAD:
-        with suppress(ImportError):
+        with suppress(Exception):
             importlib.import_module(module)
+
+
+def serve_forks(control: socket.socket) -> None:
+    """Preload, say so, then fork until the caller is gone."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    preload()
+    gc.collect()
+    gc.freeze()  # what is shared with the ranks stays shared
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     alive: set[int] = set()
-    answer(control, {"ready": os.getpid()})
+    parent = os.getppid()
+    answer(control, {"ready": True})
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
-        while True:
-            ready = {key.fileobj for key, _ in selector.select()}
+        while os.getppid() == parent:
+            ready = {key.fileobj for key, _ in selector.select(1.0)}
             if woken in ready:
                 os.read(woken, 4096)
-                reap(control, alive)
+            reap(control, alive)
             if control in ready and not serve(control, alive, (woken, wake)):
                 break
     for pid in alive:
         kill(pid)
-    os._exit(0)
+
+
+def serve_calls(port: int) -> None:
+    """A rank of the pool: call after call, until the caller is gone. The learner's modules are imported each time."""
+    token = sys.stdin.buffer.read()
+    preload()
+    connection = Connection(socket.create_connection(("127.0.0.1", port)).detach())
+    connection.send_bytes(token)
+    known = set(sys.modules)
+    with suppress(EOFError, OSError):
+        while True:
+            begin_rank(connection)
+            os.chdir(os.path.dirname(sys.executable))  # no call's folder is kept busy
+            libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+            for name in set(sys.modules) - known:
+                file = getattr(sys.modules[name], "__file__", None) or ""
+                if not file.startswith(libraries) or name.partition(".")[0] == "course_lib":
+                    del sys.modules[name]
+            gc.collect()
 
 
 def serve(control: socket.socket, alive: set[int], pipes: tuple[int, int]) -> bool:
@@ -71,20 +112,21 @@ def serve(control: socket.socket, alive: set[int], pipes: tuple[int, int]) -> bo
         return False
     for line in text.decode("ascii").splitlines():
         request = json.loads(line)
-        if "kill" in request:
-            if request["kill"] in alive:
-                kill(request["kill"])
-            continue
-        pids = []
-        for place in range(0, len(fds), 3):
-            pid = os.fork()
-            if pid == 0:
-                become_rank(control, pipes, fds, place)
-            pids.append(pid)
-        alive.update(pids)
-        for fd in fds:
-            os.close(fd)
-        answer(control, {"forked": pids})
+        if request.get("kill") in alive:
+            kill(request["kill"])
+        if request.get("dump") in alive:
+            os.kill(request["dump"], signal.SIGUSR2)
+        if "fork" in request:
+            pids = []
+            for place in range(0, len(fds), 3):
+                pid = os.fork()
+                if pid == 0:
+                    become_rank(control, pipes, fds, place)
+                pids.append(pid)
+            alive.update(pids)
+            for fd in fds:
+                os.close(fd)
+            answer(control, {"forked": request["number"], "pids": pids})
     return True
 
 
@@ -100,7 +142,7 @@ def become_rank(control: socket.socket, pipes: tuple[int, int], fds: list[int], 
         os.dup2(fds[place + 2], 2)
         for fd in (*pipes, *(fd for number, fd in enumerate(fds) if number != place)):
             os.close(fd)
-        begin_rank(fds[place])
+        begin_rank(Connection(fds[place]))
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -109,11 +151,8 @@ def become_rank(control: socket.socket, pipes: tuple[int, int], fds: list[int], 
         os._exit(code)
 
 
-def begin_rank(fd: int) -> None:
-    """Take the caller's import path and working directory, then import the rank's own code and run it."""
-    from multiprocessing.connection import Connection
-
-    connection = Connection(fd)
+def begin_rank(connection: Connection) -> None:
+    """Take the caller's import path, then import the rank's own code and run it."""
     setup = json.loads(connection.recv_bytes())
     sys.path[:] = setup["path"]
     importlib.invalidate_caches()

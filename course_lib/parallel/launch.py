@@ -1,98 +1,190 @@
-"""Run a function on many ranks of this machine, also from a notebook cell."""
+"""Run a function on many ranks of this machine, also from a notebook cell.
 
+A fork server (`_server.py`) that has imported torch forks the ranks, so that a call starts in a tenth of a second. A
+rank has the caller's environment, working directory and import path, and reads the learner's files anew.
+"""
+
+import contextlib
 import itertools
 import json
+import math
+import operator
 import os
 import socket
-import sys
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing.connection import wait
 from typing import Any
 
-import cloudpickle
-
 from course_lib.errors import RankError
-from course_lib.parallel import _crew
+from course_lib.parallel._crew import Crew, ForkServer, Starter, search_path
+from course_lib.parallel._follow import Follower
+from course_lib.parallel._lines import names
+from course_lib.parallel._parcel import pack_call
 
-__all__ = ["run_ranks"]
+__all__ = ["join_ranks", "run_ranks"]
 
+MAX_RANKS = 64
 _calls = itertools.count()
+_lock = threading.RLock()
+_starter: Starter | None = None
 
 
 def run_ranks(fn: Callable[..., Any], ranks: int, *args: Any, timeout: float = 30.0, **kwargs: Any) -> list[Any]:
     """Call `fn(*args, **kwargs)` on each of `ranks` processes and return what each returned, in rank order.
 
-    Inside, `torch.distributed` is initialised with gloo. What a rank prints comes here as "[rank 1] ...".
-    `RankError` says which rank failed first and shows its traceback.
-    `timeout` (seconds) counts from the moment when every rank is ready.
+    Inside, `torch.distributed` is initialised with gloo, torch has one thread, and RANK, WORLD_SIZE and LOCAL_RANK are
+    set as torchrun sets them. `fn` may be defined in a notebook cell and use what other cells define; each rank gets a
+    copy. What a rank prints appears here as "[rank 1] ...". Random numbers are those of a new process: other
+    ones on each rank, until it seeds.
+
+    `timeout` (seconds) counts from the moment when every rank is ready to call `fn`.
+
+    `RankError` when something goes wrong: `.rank` failed first, `.ranks` are all that failed on their own, and the text
+    has that rank's traceback (an exception), its signal (a killed process), or where every rank stands (a hang).
+
+    Ranks that call different collectives, or one with different shapes or dtypes, or that return without one, are told
+    by what torch's flight recorder wrote down on each. It sees DDP's and FSDP's calls too, and its cost is below the
+    noise of a collective here. TORCH_DISTRIBUTED_DEBUG=DETAIL, which checks before each collective, works if it is set,
+    but takes a round of messages more each time, and DDP cannot be made under it in torch 2.13. Sends and receives are
+    not recorded: one without its partner shows as a hang.
+
+    No process of a call is left when it ends, however it ends.
     """
-    parcel = cloudpickle.dumps((fn, args, kwargs))
+    number = check(fn, ranks, timeout)
+    parcel, sources = pack_call(fn, args, kwargs)
+    names.update({file: name for file, (name, _) in sources.items()})
+    with _lock:
+        problem: RankError
+        try:
+            return _run(number, parcel, sources, timeout)
+        except RankError as error:
+            problem = error
+    __tracebackhide__ = True
+    raise problem.with_traceback(None) from None
+
+
+def _run(ranks: int, parcel: bytes, sources: dict[str, tuple[str, str]], timeout: float) -> list[Any]:
     from torch.distributed import TCPStore
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    crew = _crew.start(ranks)
+    starter = _start()
+    try:
+        store = TCPStore(
+            "127.0.0.1",
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=60),
+        )
+    except RuntimeError as error:
+        raise RankError(f"ranks talk over the loopback network (127.0.0.1), which is not there: {error}") from None
+    crew = Crew(starter, starter.start(ranks))
     try:
         call = f"call-{next(_calls)}"
         for rank, process in enumerate(crew.processes):
-            setup = {"path": [os.path.abspath(part or os.curdir) for part in sys.path], "folder": os.getcwd()}
-            setup |= {"environment": _environment(rank, ranks), "rank": rank, "ranks": ranks}
-            setup |= {"port": store.port, "call": call, "timeout": timeout}
-            process.connection.send_bytes(json.dumps(setup).encode())
-            process.connection.send_bytes(parcel)
-        results = _follow(crew, timeout)
+            setup: dict[str, Any] = {"path": search_path(), "folder": _folder(), "sources": sources}
+            setup |= {"rank": rank, "ranks": ranks, "environment": _environment(rank, ranks)}
+            setup |= {"port": store.port, "call": call, "timeout": min(timeout, 1e6)}
+            with contextlib.suppress(OSError):  # of one that has died already: found when listening
+                process.connection.send_bytes(json.dumps(setup).encode("utf-8"))
+                process.connection.send_bytes(parcel)
+        results = Follower(crew, timeout).results()
         for process in crew.processes:
             process.connection.send_bytes(b"leave")
+        if starter.release(crew.processes):
+            crew.processes = []
         crew.dismiss(1.0)
         return results
     finally:
         crew.dismiss()
 
 
+def check(fn: Callable[..., Any], ranks: int, timeout: float) -> int:
+    """The number of ranks. `RankError`, in one line, for what cannot work."""
+    if not callable(fn):
+        raise RankError(f"run_ranks calls a function, and {fn!r} is none; write run_ranks(step, 2, ...), without ()")
+    try:
+        number = operator.index(ranks)
+    except TypeError:
+        raise RankError(f"ranks={ranks!r} has to be a whole number, for example 2") from None
+    if isinstance(ranks, bool) or not 1 <= number <= MAX_RANKS:
+        hint = "for more, traffic.fake_ranks simulates them" if number > MAX_RANKS else "for example 2"
+        raise RankError(f"ranks={ranks!r} has to be from 1 to {MAX_RANKS} ({hint})")
+    if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise RankError(f"timeout={timeout!r} has to be a number of seconds above 0, for example 30")
+    from torch import distributed as dist
+
+    from course_lib.parallel import _rank
+
+    if _rank.number is not None:
+        raise RankError(f"run_ranks was called on rank {_rank.number} of another run_ranks; start ranks outside")
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise RankError(
+            "this build of torch has no gloo, over which ranks on a CPU talk; install torch from its own index"
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise RankError("torchrun has started the ranks already; use `with join_ranks():` and call the function itself")
+    return number
+
+
+def _start() -> Starter:
+    """What starts ranks in this process: kept from call to call."""
+    global _starter
+    if _starter is None or not _starter.alive():
+        if hasattr(os, "fork") and os.environ.get("COURSE_RANKS") != "pool":
+            _starter = ForkServer()
+        else:
+            from course_lib.parallel._pool import Pool
+
+            _starter = Pool()
+    return _starter
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return None
+
+
 def _environment(rank: int, ranks: int) -> dict[str, str]:
-    own = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+    """The caller's environment with a rank's own part."""
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": ranks,
+        "OMP_NUM_THREADS": 1,
+    }
     environment = dict(os.environ) | {name: str(value) for name, value in own.items()}
-    names = [name for _, name in socket.if_nameindex()]
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if "lo" in names else "lo0")
-    environment.setdefault("OMP_NUM_THREADS", "1")
+    for _, name in socket.if_nameindex() if hasattr(socket, "if_nameindex") else ():
+        if name in ("lo", "lo0"):
+            environment.setdefault("GLOO_SOCKET_IFNAME", name)
+    environment.setdefault("TORCH_FR_BUFFER_SIZE", "1024")
     return environment
 
 
-def _follow(crew: _crew.Crew, timeout: float) -> list[Any]:
-    number = len(crew.processes)
-    results: dict[int, Any] = {}
-    ready: set[int] = set()
-    finished: set[int] = set()
-    by_connection = {process.connection: rank for rank, process in enumerate(crew.processes)}
-    end = time.monotonic() + 120
-    while len(finished) < number:
-        left = end - time.monotonic()
-        if left <= 0:
-            slow = tuple(sorted(set(range(number)) - finished))
-            raise RankError(f"ranks {list(slow)} did not finish within {timeout:.0f} s", rank=slow[0], ranks=slow)
-        for connection in wait(list(by_connection), left):
-            rank = by_connection[connection]
-            try:
-                kind, _, content = cloudpickle.loads(connection.recv_bytes())
-            except (EOFError, OSError):
-                time.sleep(0.1)
-                crew.exits()
-                code = crew.processes[rank].code
-                raise RankError(f"rank {rank} died (exit code {code})", rank=rank, ranks=(rank,)) from None
-            if kind in ("stdout", "stderr"):
-                stream = sys.stdout if kind == "stdout" else sys.stderr
-                for line in content[0].split("\n"):
-                    print(f"[rank {rank}] {line}", file=stream)
-            elif kind == "ready":
-                ready.add(rank)
-                if len(ready) == number:
-                    end = time.monotonic() + timeout
-            elif kind == "returned":
-                results[rank] = cloudpickle.loads(content[0])
-            elif kind == "failed":
-                name, text, trace = content
-                raise RankError(f"rank {rank} failed with {name}: {text}\n\n{trace}", rank=rank, ranks=(rank,))
-            elif kind == "finished":
-                finished.add(rank)
-    return [results[rank] for rank in range(number)]
+@contextlib.contextmanager
+def join_ranks() -> Iterator[int]:
+    """Under torchrun: this process's rank, in an initialised group (NCCL where each rank has a GPU, else gloo).
+
+        with join_ranks():
+            step()          # the function that run_ranks(step, 2) calls
+
+    `RankError` outside torchrun.
+    """
+    import torch
+    from torch import distributed as dist
+
+    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        raise RankError("join_ranks needs torchrun: torchrun --nproc-per-node 2 script.py; elsewhere use run_ranks")
+    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    device = None
+    if torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device is None else "nccl", device_id=device)
+    try:
+        yield rank
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,215 @@
+"""From what the ranks told to the lines a learner reads: which rank, what happened, where, what to do."""
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from course_lib.errors import RankError
+
+if TYPE_CHECKING:
+    from course_lib.parallel._lines import Line
+    from course_lib.parallel._record import Operation, Place
+
+__all__: list[str] = []
+
+SAME_CALLS = "All ranks of a group must call the same collectives in the same order, with the same shape and dtype."
+LIKELY = {
+    "SIGKILL": "killed from outside; often the system ran out of memory",
+    "SIGSEGV": "a crash in compiled code",
+    "SIGABRT": "compiled code gave up",
+    "SIGTERM": "asked to end from outside",
+}
+
+
+@dataclass
+class Failure:
+    """An error that a rank told of."""
+
+    time: float
+    doing: str
+    """ "" in the function; "join", "unpack", "return", "left" around it."""
+    text: str
+    traceback: str
+    communication: bool
+
+
+@dataclass
+class Rank:
+    """What is known of one rank."""
+
+    ready: bool = False
+    returned: bool = False
+    finished: bool = False
+    failure: Failure | None = None
+    death: tuple[float, int | None] | None = None
+    """When it was seen, and its exit code."""
+    place: "Place | None" = None
+    calls: "dict[tuple[str, int], Operation]" = field(default_factory=dict)
+    """By group and number."""
+    lost: bool = False
+    """Whether some of its calls are unknown."""
+    crash: "Line | None" = None
+    """Where Python stood when it crashed, or when it could not answer."""
+    last_words: str = ""
+    """The end of what compiled code wrote to its stderr."""
+
+    def note(self, calls: "Iterable[Operation]", lost: bool) -> None:
+        """More of what it has called."""
+        self.lost = self.lost or lost
+        self.calls |= {(call.group, call.number): call for call in calls}
+
+    def has_passed(self, group: str, number: int) -> bool:
+        """Whether it may have called this collective of a group."""
+        numbers = [one for name, one in self.calls if name == group]
+        return max(numbers) >= number if numbers else self.lost
+
+
+def some(ranks: Iterable[int]) -> str:
+    """ "rank 1", "ranks 0 and 2"."""
+    *most, last = (str(rank) for rank in ranks)
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+
+
+def died(code: int | None) -> str:
+    """How a process ended, from its exit code."""
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"ended with exit code {code} before its function returned (os._exit does that; use return)"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"was ended by signal {-code}"
+    return f"was ended by {name}" + (f" ({LIKELY[name]})" if name in LIKELY else "")
+
+
+def of_failure(rank: int, ranks: Sequence[Rank], failed: tuple[int, ...]) -> RankError:
+    """One rank's Python error."""
+    failure = ranks[rank].failure
+    assert failure is not None
+    what = {
+        "": f"failed: {failure.text}",
+        "left": f"left early: it called {failure.text}; use return",
+        "join": f"could not join the others: {failure.text}",
+        "unpack": f"could not read the function or its arguments: {failure.text}",
+        "return": f"returned something that cannot be sent back: {failure.text}",
+    }[failure.doing]
+    lines = [f"rank {rank} of {len(ranks)} {what}"]
+    if failure.doing == "unpack":
+        lines.append("A module that the function needs has to be importable from a new Python process too.")
+    if failure.doing == "return":
+        lines.append("Return numbers, strings, lists, dicts or tensors (of a DTensor: its full_tensor()).")
+    if failure.doing in ("", "left", "join", "unpack") and failure.traceback:
+        lines += ["", f"On rank {rank}:", failure.traceback]
+    others = [(other, ranks[other]) for other in failed if other != rank]
+    if others:
+        lines += [
+            "",
+            *(f"Rank {other} failed too: {fate(known)}" for other, known in others[:3]),
+        ]
+        lines += [f"... and {some(other for other, _ in others[3:])}"] if others[3:] else []
+    return RankError("\n".join(lines), rank=rank, ranks=failed)
+
+
+def fate(rank: Rank) -> str:
+    return rank.failure.text if rank.failure is not None else died(rank.death[1] if rank.death else None)
+
+
+def of_death(rank: int, ranks: Sequence[Rank], failed: tuple[int, ...]) -> RankError:
+    """A process that ended by a signal or by itself."""
+    known = ranks[rank]
+    lines = [f"rank {rank} of {len(ranks)} {died(known.death[1] if known.death else None)}"]
+    if known.crash is not None:
+        lines.append(f"  at {known.crash}")
+    if known.last_words:
+        lines += ["It wrote:", known.last_words]
+    return RankError("\n".join(lines), rank=rank, ranks=failed)
+
+
+def disagreement(ranks: Sequence[Rank], over: bool = False) -> RankError | None:
+    """The first collective in which the ranks of a group called different things, if there is one.
+
+    A rank that has returned will call nothing more; when the call is `over`, so has every rank.
+    """
+    for group, number in sorted({key for rank in ranks for key in rank.calls}, key=lambda key: (key[1], key[0])):
+        calls = {place: rank.calls[group, number] for place, rank in enumerate(ranks) if (group, number) in rank.calls}
+        first = next(iter(calls.values()))
+        members = group_of(first, ranks)
+        if not all(first.agrees(call) for call in calls.values()):
+            return different(members, calls, len(ranks))
+        left = [one for one in members if (over or ranks[one].returned) and not ranks[one].has_passed(group, number)]
+        if left:
+            return missing(left, calls, ranks)
+    return None
+
+
+def group_of(call: "Operation", ranks: Sequence[Rank]) -> tuple[int, ...]:
+    """The group's global ranks; () when the group is gone and nobody knows."""
+    known = {one.ranks for rank in ranks for one in rank.calls.values() if one.group == call.group}
+    return max(known, default=(), key=len) or (tuple(range(len(ranks))) if call.group == "0" else ())
+
+
+def different(members: tuple[int, ...], calls: "dict[int, Operation]", ranks: int) -> RankError:
+    """The odd ones out are named: those of the smallest set that agrees, and of equal ones the last."""
+    sets: list[list[int]] = []
+    for rank, call in calls.items():
+        home = next((one for one in sets if calls[one[0]].agrees(call)), None)
+        if home is None:
+            sets.append([rank])
+        else:
+            home.append(rank)
+    odd = min(reversed(sets), key=len)
+    rest = [rank for rank in calls if rank not in odd]
+    mine, other = calls[odd[0]], calls[rest[0]]
+    what = "used another dtype" if mine.dtype != other.dtype else "used another shape"
+    what = what if mine.kind == other.kind else "called another collective"
+    where = f"collective {mine.number}" + (f" of the group of {some(members)}" if 0 < len(members) < ranks else "")
+    lines = [f"{some(odd)} of {ranks} {what} than {some(rest)} ({where})"]
+    lines += [in_words(rank, call) for rank, call in calls.items()] + [SAME_CALLS]
+    return RankError("\n".join(lines), rank=odd[0], ranks=tuple(sorted(calls)))
+
+
+def in_words(rank: int, call: "Operation") -> str:
+    return f"  rank {rank}: {call}" + (f"  at {call.line}" if call.line is not None else "")
+
+
+def missing(left: list[int], calls: "dict[int, Operation]", ranks: Sequence[Rank]) -> RankError:
+    """Ranks that returned without a collective which others of their group called."""
+    others = [rank for rank in calls if rank not in left]
+    call = calls[others[0]]
+    lines = [f"{some(left)} of {len(ranks)} returned without the {call.kind} that {some(others)} called"]
+    lines += [in_words(rank, calls[rank]) for rank in others]
+    lines += [f"  rank {rank}: has returned" for rank in left] + [SAME_CALLS]
+    return RankError("\n".join(lines), rank=left[0], ranks=tuple(left))
+
+
+def of_hang(ranks: Sequence[Rank], timeout: float) -> RankError:
+    """Time is up. A rank that is in no communication call keeps the others waiting: it is named first."""
+    slow = [number for number, rank in enumerate(ranks) if not rank.finished]
+    busy = [number for number in slow if (place := ranks[number].place) is None or not place.waits_in]
+    lines = [f"{some(slow)} of {len(ranks)} did not finish within {timeout:g} s"]
+    lines += [f"  rank {number}: {standing(rank)}" for number, rank in enumerate(ranks)]
+    if busy:
+        waiting = "The others wait for it. " if len(busy) == 1 and len(slow) > 1 else ""
+        lines.append(f"{waiting}If it only needs more time: run_ranks(..., timeout={2 * timeout:g})")
+    else:
+        lines.append("Each waits for another: look for a call that one rank makes and its partner does not.")
+    return RankError("\n".join(lines), rank=(busy or slow)[0], ranks=tuple(slow))
+
+
+def of_start(ranks: Sequence[Rank], limit: float) -> RankError:
+    """Not every rank was ready to call the function."""
+    slow = tuple(number for number, rank in enumerate(ranks) if not rank.ready)
+    text = f"{some(slow)} of {len(ranks)} could not be made ready within {limit:g} s; the machine may be too busy"
+    return RankError(text, rank=slow[0], ranks=slow)
+
+
+def standing(rank: Rank) -> str:
+    """Where one rank stands, in one line."""
+    if rank.finished or rank.returned:
+        return "has returned"
+    if rank.place is None:
+        return "is in compiled code that does not answer" + (f", called at {rank.crash}" if rank.crash else "")
+    line = str(rank.place.line) if rank.place.line is not None else "a line of a library"
+    return f"waits in {rank.place.waits_in} at {line}" if rank.place.waits_in else f"is at {line}"
