@@ -33,11 +33,16 @@ __all__ = [
     "RandomState",
     "differences",
     "find",
+    "json_file",
     "load_masters",
     "load_model",
     "load_optimizer",
     "look",
+    "optimizer_content",
+    "own_tensors",
+    "put_optimizer",
     "read_meta",
+    "same_tensors",
     "save",
     "surroundings",
 ]
@@ -65,14 +70,20 @@ class RandomState:
                 _set(name, outside[name])
 
     def state_dict(self) -> dict[str, str]:
-        """The states as base64 text, by device."""
-        return {name: base64.b64encode(bytes(state.tolist())).decode("ascii") for name, state in self.states.items()}
+        """The states as base64 text, by kind of device: a GPU's number may be another after a resume."""
+        return {
+            _kind(name): base64.b64encode(bytes(state.tolist())).decode("ascii") for name, state in self.states.items()
+        }
 
     def load_state_dict(self, saved: dict[str, str]) -> None:
         """Take over saved states; a device that the checkpoint does not know keeps its own."""
         for name in self.states:
-            if name in saved:
-                self.states[name] = torch.tensor(list(base64.b64decode(saved[name])), dtype=torch.uint8)
+            if _kind(name) in saved:
+                self.states[name] = torch.tensor(list(base64.b64decode(saved[_kind(name)])), dtype=torch.uint8)
+
+
+def _kind(device: str) -> str:
+    return device.split(":")[0]
 
 
 def _get(device: str) -> Tensor:
@@ -93,7 +104,7 @@ def _names(trained: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> d
     return {number: by_id[id(p)] for number, p in enumerate(order)}
 
 
-def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The model's state_dict with each shared (tied) tensor once, under its first name."""
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
     out: dict[str, Tensor] = {}
@@ -106,7 +117,8 @@ def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return out
 
 
-def _json_file(content: Any) -> list[bytes | memoryview]:
+def json_file(content: Any) -> list[bytes | memoryview]:
+    """A JSON file in pieces."""
     return [(json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode("utf-8")]
 
 
@@ -127,6 +139,21 @@ def surroundings() -> dict[str, Any]:
     }
 
 
+def optimizer_content(
+    trained: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's state: its tensors as "name/entry", and everything else as JSON data for meta.json."""
+    names = _names(trained, optimizer)
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    state = optimizer.state_dict()
+    for number, entries in state["state"].items():
+        for key, value in entries.items():
+            target: dict[str, Any] = tensors if isinstance(value, Tensor) else numbers
+            target[f"{names[number]}/{key}"] = value
+    return tensors, {"param_groups": state["param_groups"], "numbers": numbers}
+
+
 def save(
     folder: Path,
     *,
@@ -144,26 +171,15 @@ def save(
     by name. A checkpoint of that name is replaced once the new one is complete. `CheckpointError` when the disk is full
     or the folder cannot be written; earlier checkpoints are as they were.
     """
-    names = _names(dict(model.named_parameters()) if trained is None else trained, optimizer)
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, Any] = {}
-    state = optimizer.state_dict()
-    for number, entries in state["state"].items():
-        for key, value in entries.items():
-            target: dict[str, Any] = tensors if isinstance(value, Tensor) else numbers
-            target[f"{names[number]}/{key}"] = value
-    everything = {
-        "format": FORMAT,
-        **surroundings(),
-        **meta,
-        "optimizer": {"param_groups": state["param_groups"], "numbers": numbers},
-    }
-    content = {"model.safetensors": tensor_file(_own_tensors(model)), "optimizer.safetensors": tensor_file(tensors)}
+    trained = dict(model.named_parameters()) if trained is None else trained
+    tensors, numbers = optimizer_content(trained, optimizer)
+    everything = {"format": FORMAT, **surroundings(), **meta, "optimizer": numbers}
+    content = {"model.safetensors": tensor_file(own_tensors(model)), "optimizer.safetensors": tensor_file(tensors)}
     if masters:
         content["masters.safetensors"] = tensor_file(masters)
     if tokenizer is not None:
-        content["tokenizer.json"] = _json_file(tokenizer.content())
-    content[META] = _json_file(everything)
+        content["tokenizer.json"] = json_file(tokenizer.content())
+    content[META] = json_file(everything)
     return write_folder(folder, content, files)
 
 
@@ -245,28 +261,38 @@ def load_masters(folder: Path) -> dict[str, Tensor]:
     return _read(path) if path.exists() else {}
 
 
-def load_model(folder: Path, model: nn.Module) -> None:
-    """Copy the saved weights into `model`. `CheckpointError` when names or shapes differ."""
-    saved = _read(Path(folder) / "model.safetensors")
-    own = _own_tensors(model)
+def same_tensors(folder: Path, saved: Mapping[str, Sequence[int]], own: Mapping[str, Tensor]) -> None:
+    """`CheckpointError` when a model's tensors and the saved shapes differ in a name or a shape."""
     for name in sorted(own.keys() | saved.keys()):
-        if name not in saved or name not in own or own[name].shape != saved[name].shape:
-            there = tuple(saved[name].shape) if name in saved else "nothing"
+        if name not in saved or name not in own or own[name].shape != torch.Size(saved[name]):
+            there = tuple(saved[name]) if name in saved else "nothing"
             here = tuple(own[name].shape) if name in own else "nothing"
             raise CheckpointError(
                 f"{folder}: {name} is {there} there and {here} in this model; use the run's own model"
             )
+
+
+def load_model(folder: Path, model: nn.Module) -> None:
+    """Copy the saved weights into `model`. `CheckpointError` when names or shapes differ."""
+    saved = _read(Path(folder) / "model.safetensors")
+    same_tensors(folder, {name: one.shape for name, one in saved.items()}, own_tensors(model))
     model.load_state_dict(saved, strict=False)
 
 
 def load_optimizer(folder: Path, trained: nn.Module | Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
     """Restore the optimizer's moments, step counts and groups. trained: the model, or what is updated, by name."""
     trained = dict(trained.named_parameters()) if isinstance(trained, nn.Module) else trained
-    saved = _read(Path(folder) / "optimizer.safetensors")
+    put_optimizer(folder, trained, optimizer, _read(Path(folder) / "optimizer.safetensors"))
+
+
+def put_optimizer(
+    folder: Path, trained: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put the tensors of `optimizer_content`, and what meta.json has beside them, into the optimizer."""
     meta = read_meta(folder)["optimizer"]
     numbers = {name: number for number, name in _names(trained, optimizer).items()}
     state: dict[int, dict[str, Any]] = {}
-    for key, value in [*saved.items(), *meta["numbers"].items()]:
+    for key, value in [*tensors.items(), *meta["numbers"].items()]:
         name, entry = key.rsplit("/", 1)
         if name not in numbers:
             raise CheckpointError(f"{folder}: the optimizer there holds {name}, which this model does not train")

@@ -102,9 +102,9 @@ class TrainConfig:
     steps: int = 900
     """Optimizer steps of the whole run; the schedule is cut to this length."""
     batch: int = 6
-    """Sequences per optimizer step, over all micro-batches."""
+    """Sequences per optimizer step, over all micro-batches and ranks."""
     micro_batch: int | None = None
-    """Sequences per forward pass; must divide batch. None: the whole batch at once."""
+    """Sequences per forward pass of a rank; must divide batch. None: the whole batch (a rank's part) at once."""
     seed: int = 0
     """Seed of the initial weights, the order of the data and dropout."""
     device: str = "auto"
@@ -120,6 +120,8 @@ class TrainConfig:
     products. Same gradients, less memory, more time."""
     recompute_every: int = 1
     """With activation checkpointing: every k-th block recomputes; 1: all blocks."""
+    parallel: Literal["none", "ddp", "fsdp"] = "none"
+    """ddp: a replica on each rank; fsdp: each rank holds a part. Started by torchrun, see docs/multi-node.md."""
     val_every: int = 250
     """Steps between validations; 0: at the end only."""
     checkpoint_every: int = 0
@@ -163,6 +165,11 @@ class TrainConfig:
             self.weights == "fp32" or self.precision in ("auto", "bf16"),
             f"weights='bf16' computes in BF16, not precision={self.precision!r}; use precision='bf16'",
         )
+        one_of(self, "parallel", ("none", "ddp", "fsdp"))
+        require(
+            self.parallel == "none" or not self.compile,
+            f"parallel={self.parallel!r} does not go with compile; set compile=False",
+        )
         one_of(self, "activation_checkpointing", ("none", "all", "keep_attention", "keep_matmuls"))
         positive(self, "recompute_every")
         require(
@@ -173,7 +180,7 @@ class TrainConfig:
 
     @property
     def micro_batches(self) -> int:
-        """Forward passes per optimizer step."""
+        """Forward passes per optimizer step of one process."""
         return 1 if self.micro_batch is None else self.batch // self.micro_batch
 
     def model_config(self, vocab_size: int) -> ModelConfig:

@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -278,22 +278,30 @@ class RunLog:
 
 
 class StopSignal:
-    """Inside the block, the first Ctrl-C only sets `set`, so that no step is cut in two; the second interrupts."""
+    """Inside the block, the first Ctrl-C only sets `set`, so that no step is cut in two; the second interrupts.
 
-    def __init__(self) -> None:
+    signals: those that count as Ctrl-C; a rank of torchrun is told by SIGTERM.
+    """
+
+    def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGINT,)) -> None:
         self.set = False
-        self._previous: Any = None
+        self.signals = signals
+        self._previous: dict[signal.Signals, Any] = {}
 
     def _handle(self, *_: object) -> None:
         self.set = True
-        signal.signal(signal.SIGINT, self._previous)
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.getsignal(signal.SIGINT) or signal.default_int_handler
-            signal.signal(signal.SIGINT, self._handle)
+            for number in self.signals:
+                self._previous[number] = signal.getsignal(number) or signal.default_int_handler
+                signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        self._restore()

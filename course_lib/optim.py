@@ -1,7 +1,7 @@
 """AdamW with decay on matrices only, warm-up and cosine through a torch LR scheduler, clipping by the global norm."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -52,14 +52,19 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: OptimConfig, steps:
 
 
 @torch.no_grad()
-def clip_by_global_norm(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
+def clip_by_global_norm(
+    params: Iterable[Tensor],
+    max_norm: float | None,
+    total_norm: Callable[[Sequence[Tensor]], Tensor] = nn.utils.get_total_norm,
+) -> Tensor:
     """Scale all gradients by one factor so that their joint norm is at most `max_norm`; None only measures.
 
     A norm that is not finite changes nothing: max_norm / inf is 0, and 0 x inf would make NaN of it.
+    Of a sharded gradient (DTensor) this rank's part is taken; `total_norm` then makes one norm of all ranks' parts.
     Returns the norm before clipping, a 0-d tensor that stays on its device (no wait for it).
     """
-    gradients = [p.grad for p in params if p.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
+    gradients = [g.to_local() if hasattr(g, "to_local") else g for p in params if (g := p.grad) is not None]
+    norm = total_norm(gradients)
     if max_norm is None or not gradients:
         return norm
     if norm.device.type != "cpu" or max_norm < norm < math.inf:  # a CPU's number can be looked at without waiting

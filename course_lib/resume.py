@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from course_lib import checkpoint
-from course_lib.config import TrainConfig, from_dict, to_dict
+from course_lib.config import DataConfig, TrainConfig, from_dict, to_dict
 from course_lib.data import Corpus, prepare
 from course_lib.errors import CheckpointError, ConfigError
 from course_lib.events import Resumed
@@ -21,7 +21,7 @@ from course_lib.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from course_lib.trainer import Trainer
 
-__all__ = ["PARTS", "prepared", "restore", "resume", "save", "saved_config"]
+__all__ = ["PARTS", "prepared", "require_same_run", "restore", "resume", "save", "saved_config"]
 
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "cursor", "random")
 """What a resume needs besides the same configuration, text and tokenizer, in the order of restoring."""
@@ -38,7 +38,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         "precision": trainer.policy.name,
         "config": to_dict(trainer.config),
         "model": {
-            "class": type(model).__name__,
+            "class": trainer.model_class,
             "parameters": trainer.parameters,
             "config": asdict(shape) if is_dataclass(shape) and not isinstance(shape, type) else None,
         },
@@ -49,17 +49,20 @@ def save(trainer: Trainer, folder: Path) -> Path:
         "stream": trainer.stream.state_dict(),
         "random": trainer.random.state_dict(),
     }
-    path = checkpoint.save(
-        folder,
-        model=model,
-        optimizer=trainer.optimizer,
-        meta=meta,
-        tokenizer=tokenizer,
-        trained=trainer.trained,
-        masters=trainer.masters.state_dict(),
-        files=trainer.files,
-    )
-    keep_last(path, trainer.config.keep_checkpoints, trainer.files)
+    ranks = trainer.ranks
+    if ranks.world_size > 1:
+        meta["ranks"] = {"world_size": ranks.world_size, "random": ranks.gather(trainer.random.state_dict())}
+    what: dict[str, Any] = {"model": model, "optimizer": trainer.optimizer, "meta": meta, "files": trainer.files}
+    if ranks.sharded:
+        from course_lib.parallel import sharded
+
+        path = sharded.save(folder, ranks=ranks, tokenizer=tokenizer, **what)
+    else:
+        masters = trainer.masters.state_dict()
+        path = ranks.from_first(
+            lambda: checkpoint.save(folder, tokenizer=tokenizer, trained=trainer.trained, masters=masters, **what)
+        )
+    ranks.from_first(lambda: keep_last(path, trainer.config.keep_checkpoints, trainer.files))
     return path
 
 
@@ -67,6 +70,14 @@ def prepared(config: TrainConfig, found: Latest | None) -> Corpus:
     """The run's text as tokens; of a run that goes on, with its checkpoint's tokenizer, not learned again."""
     path = None if found is None else found.path
     return prepare(config.data, None if path is None else load_tokenizer(path))
+
+
+def require_same_run(trainer: Trainer) -> None:
+    """`ConfigError` when the ranks do not train on the same tokens, with the same settings and versions."""
+    settings = to_dict(replace(trainer.config, data=DataConfig()))  # where a node has the text is its own affair
+    same = {"the configuration": settings, "the kind of device": trainer.device.split(":")[0]}
+    here = {f"the version of {name}": one for name, one in checkpoint.surroundings()["versions"].items()}
+    trainer.ranks.require_same({**here, **same, "the digest of the training text": _digest(trainer)})
 
 
 def resume(trainer: Trainer, found: Latest) -> Resumed:
@@ -78,14 +89,27 @@ def resume(trainer: Trainer, found: Latest) -> Resumed:
 
 def _told(trainer: Trainer, path: Path, found: Latest) -> Resumed:
     meta = checkpoint.read_meta(path)
+    meta["config"] = to_dict(from_dict(meta["config"]))  # with the fields that are newer than the checkpoint
     here = {"config": to_dict(trainer.config), "precision": trainer.policy.name, **checkpoint.surroundings()}
     differs = [
         f"{one.what} was {one.there}, is {one.here}"
         for one in checkpoint.differences(meta, here, ("versions", "machine", "precision", "config"))
         if one.what not in ("config.resume", "config.out", "config.precision")
     ]
+    there, now = _ranks(meta)["world_size"], trainer.ranks.world_size
+    if there != now:
+        differs.append(
+            f"ranks was {there}, is {now}: the same batches in the same order, but sums are rounded otherwise, and "
+            "dropout draws from new streams"
+        )
     skipped = tuple(f"{one.path.name}: {one.reason}" for one in found.skipped)
     return Resumed(trainer.step, path, skipped, tuple(differs))
+
+
+def _ranks(meta: dict[str, Any]) -> dict[str, Any]:
+    """How many ranks wrote a checkpoint, and the random state of each."""
+    found: dict[str, Any] = meta.get("ranks") or {"world_size": 1, "random": [meta["random"]]}
+    return found
 
 
 def restore(trainer: Trainer, folder: Path, parts: Collection[str] = PARTS) -> None:
@@ -101,14 +125,10 @@ def restore(trainer: Trainer, folder: Path, parts: Collection[str] = PARTS) -> N
     if meta["data"] != _digest(trainer):
         raise CheckpointError(f"{folder}: this run's tokens differ from the data there; give the same text")
     if "weights" in parts:
-        checkpoint.load_model(folder, trainer.model)
-        try:
-            trainer.masters.load_state_dict(checkpoint.load_masters(folder))
-        except ConfigError as error:
-            raise CheckpointError(f"{folder}: {error}; resume with the same `weights`") from None
+        _load_weights(trainer, folder, meta)
     if "optimizer" in parts:
         _same_optimizer(trainer, folder, from_dict(meta["config"]))
-        checkpoint.load_optimizer(folder, trainer.trained, trainer.optimizer)
+        _load_optimizer(trainer, folder, meta)
     if "scheduler" in parts:
         groups = trainer.optimizer.param_groups
         trainer.scheduler.load_state_dict({"lr_lambdas": [None] * len(groups), **meta["scheduler"]})
@@ -121,7 +141,33 @@ def restore(trainer: Trainer, folder: Path, parts: Collection[str] = PARTS) -> N
     if "cursor" in parts:
         trainer.stream.load_state_dict(meta["stream"])
     if "random" in parts:
-        trainer.random.load_state_dict(meta["random"])
+        ranks = _ranks(meta)
+        if ranks["world_size"] == trainer.ranks.world_size:
+            trainer.random.load_state_dict(ranks["random"][trainer.ranks.rank])
+        else:
+            trainer.random = trainer.random_stream(meta["step"])
+
+
+def _load_weights(trainer: Trainer, folder: Path, meta: dict[str, Any]) -> None:
+    if trainer.ranks.sharded or meta.get("shards"):
+        from course_lib.parallel import sharded
+
+        sharded.load_weights(folder, trainer.model, trainer.masters.masters)
+        return
+    checkpoint.load_model(folder, trainer.model)
+    try:
+        trainer.masters.load_state_dict(checkpoint.load_masters(folder))
+    except ConfigError as error:
+        raise CheckpointError(f"{folder}: {error}; resume with the same `weights`") from None
+
+
+def _load_optimizer(trainer: Trainer, folder: Path, meta: dict[str, Any]) -> None:
+    if trainer.ranks.sharded or meta.get("shards"):
+        from course_lib.parallel import sharded
+
+        sharded.load_optimizer(folder, trainer.trained, trainer.optimizer)
+    else:
+        checkpoint.load_optimizer(folder, trainer.trained, trainer.optimizer)
 
 
 def _same_optimizer(trainer: Trainer, folder: Path, saved: TrainConfig) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "begin",
     "file_row",
     "finish",
+    "give_up",
     "keep_last",
     "latest",
     "problem",
@@ -128,7 +129,7 @@ def _finished_or_gone(folder: Path, files: Files) -> Iterator[None]:
         with _told(folder):
             yield
     except (CheckpointError, KeyboardInterrupt):
-        _give_up(new)
+        give_up(new)
         raise
     with _told(folder):
         _publish(new, folder, files)
@@ -234,7 +235,7 @@ def _erase(folder: Path, files: Files) -> None:
     files.remove(folder)
 
 
-def _give_up(new: Path) -> None:
+def give_up(new: Path) -> None:
     """Make room after a save that failed, as far as that works: an incomplete folder does no harm."""
     try:
         if new.is_dir() and problem(new) is not None:

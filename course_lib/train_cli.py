@@ -3,16 +3,17 @@
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tqdm.auto import tqdm
 
-from course_lib.config import TrainConfig
+from course_lib.config import TrainConfig, require
 from course_lib.events import (
     Event,
     Finished,
@@ -26,6 +27,9 @@ from course_lib.events import (
     Validated,
     json_number,
 )
+
+if TYPE_CHECKING:
+    from course_lib.parallel.replicas import OneProcess
 
 __all__ = ["Progress", "main", "result_to_dict"]
 
@@ -41,6 +45,8 @@ Examples:
   course train --out runs/a --checkpoint-every 100 --keep-checkpoints 3
                                               a checkpoint every 100 steps, the last three kept
   course train --json                         one line of JSON on stdout, everything else on stderr
+  torchrun --nproc-per-node 2 -m course_lib train --parallel ddp
+                                              the same run on two ranks; --parallel fsdp shards the model
 
 Ctrl-C ends a run after its current step, with a checkpoint if there is --out (exit status 130)."""
 
@@ -133,19 +139,40 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `course train` with these words and return the exit status: 0, or 130 after Ctrl-C."""
-    options = parse(argv)
+    """Run `course train` with these words and return the exit status: 0, or 130 after Ctrl-C.
+
+    Also as one of the ranks that torchrun started: rank 0 speaks for all of them.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _run(parse(argv), first=True)
+    from course_lib.parallel.replicas import speak_once
+
+    return speak_once(lambda ranks: _as_rank(argv, ranks))
+
+
+def _as_rank(argv: Sequence[str], ranks: "OneProcess") -> int:
+    with ranks.together():
+        options = parse(argv)
+    require(
+        options.train.parallel != "none" or ranks.world_size == 1,
+        f"torchrun started {ranks.world_size} processes, each of which would do the whole run; add --parallel ddp or "
+        "--parallel fsdp",
+    )
+    return _run(options, ranks.first)
+
+
+def _run(options: Options, first: bool) -> int:
     from course_lib.trainer import Trainer
 
-    progress = None if options.quiet else Progress()
+    progress = Progress() if first and not options.quiet else None
     try:
         result = Trainer(options.train, on_event=progress).run()
     finally:
         if progress is not None:
             progress.close()
-    if options.json:
+    if options.json and first:
         print(json.dumps(result_to_dict(result)), flush=True)
-    else:
+    elif first:
         size = "none" if result.val_bits_per_byte is None else f"{result.val_bits_per_byte:.3f}"
         print(
             f"{result.steps} steps in {result.seconds:.1f} s ({result.tokens_per_second:,.0f} tokens/s); "
