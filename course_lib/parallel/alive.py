@@ -35,7 +35,8 @@ class Alive(TorchDispatchMode):
     """Inside the block, `moments` grows by one after every operator.
 
     Storages are looked at again each time, not booked when they are made: sharding frees and refills the storage of
-    tensors that live on (`resize_(0)`), which `memory.Peak` does not see. Slow: for one step of a small model.
+    tensors that live on (`resize_(0)`), which `memory.Peak` does not see. Storages under 256 bytes are left out.
+    Slow: for one step of a small model.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -43,6 +44,7 @@ class Alive(TorchDispatchMode):
         self.moments: list[Moment] = []
         self.model = strategy.model
         self.unit, self.phase = "", "forward"
+        self._slots = [(module._parameters, name) for module in self.model.modules() for name in module._parameters]
         self._storages: dict[int, weakref.ref[Any]] = {}
         held = [*self.model.parameters(), *self.model.buffers(), *chain(*strategy.tensors_held().values())]
         self.follow(held)
@@ -65,14 +67,16 @@ class Alive(TorchDispatchMode):
             storage = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()
             key = storage._cdata
             known = self._storages.get(key)
-            if known is None or known() is None:
+            if (known is None or known() is None) and not 0 < storage.nbytes() < 256:
                 self._storages[key] = weakref.ref(storage)
 
     def now(self) -> Moment:
-        storages = [storage for ref in self._storages.values() if (storage := ref()) is not None]
-        plain = [p.untyped_storage() for p in self.model.parameters() if not isinstance(p, DTensor)]
+        alive = {key: storage for key, ref in self._storages.items() if (storage := ref()) is not None}
+        self._storages = {key: self._storages[key] for key in alive}
+        found = [slots[name] for slots, name in self._slots]
+        plain = [p.untyped_storage() for p in found if p is not None and not isinstance(p, DTensor)]
         whole = {storage._cdata: storage.nbytes() for storage in plain}
-        return Moment(self.unit, self.phase, sum(whole.values()), sum(storage.nbytes() for storage in storages))
+        return Moment(self.unit, self.phase, sum(whole.values()), sum(storage.nbytes() for storage in alive.values()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

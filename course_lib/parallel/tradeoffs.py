@@ -63,8 +63,24 @@ class Measured:
     @property
     def sent(self) -> float:
         """Elements that one rank sends, in parameters of the model, times N/(N-1): 2 for a ring all-reduce of all."""
-        ring = (self.ranks - 1) / self.ranks
-        return self.traffic.sent() / self.parameters / ring if self.ranks > 1 else 0.0
+        return sum(self.sent_by.values())
+
+    @property
+    def sent_by(self) -> dict[str, float]:
+        """`sent` by collective; what backward gathers is "again in backward"."""
+        ring = (self.ranks - 1) / self.ranks or 1.0
+        kinds = {
+            "all-reduce": self.traffic.sent(kind="all_reduce"),
+            "reduce-scatter": self.traffic.sent(kind="reduce_scatter"),
+            "all-gather": self.traffic.sent(kind="all_gather", backward=False),
+            "again in backward": self.traffic.sent(kind="all_gather", backward=True),
+        }
+        return {kind: sent / self.parameters / ring for kind, sent in kinds.items()}
+
+    @property
+    def held_a_parameter(self) -> dict[str, float]:
+        """`held` in bytes a parameter."""
+        return {kind: size / self.parameters for kind, size in self.held.items()}
 
 
 def small() -> ModelConfig:
