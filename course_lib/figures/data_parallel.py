@@ -138,7 +138,7 @@ def errors(
     ax.axvline(tolerance, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
     ax.set_xscale("log")
     ax.set_xlim(least, 10)
-    marks = [10.0**k for k in range(-12, 1) if 10.0**k > least * 1.01]
+    marks = [10.0**k for k in range(-12, 1, 2) if 10.0**k > least * 2]
     ax.set_xticks([least, *marks], ["0", *(f"{mark:g}" for mark in marks)])
     ax.minorticks_off()
     _rows(ax, list(ways))
