@@ -10,13 +10,13 @@ import json
 import math
 import operator
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from course_lib.errors import RankError
+from course_lib.machine import loopback
 from course_lib.parallel._crew import Crew, ForkServer, Starter, search_path
 from course_lib.parallel._follow import Follower
 from course_lib.parallel._lines import names
@@ -157,9 +157,8 @@ def _environment(rank: int, ranks: int) -> dict[str, str]:
         "OMP_NUM_THREADS": 1,
     }
     environment = dict(os.environ) | {name: str(value) for name, value in own.items()}
-    for _, name in socket.if_nameindex() if hasattr(socket, "if_nameindex") else ():
-        if name in ("lo", "lo0"):
-            environment.setdefault("GLOO_SOCKET_IFNAME", name)
+    if name := loopback():
+        environment.setdefault("GLOO_SOCKET_IFNAME", name)
     environment.setdefault("TORCH_FR_BUFFER_SIZE", "1024")
     return environment
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from course_lib.config import TrainConfig, require
 from course_lib.data import IGNORE
 from course_lib.errors import ConfigError, CourseError
-from course_lib.machine import pick_device
+from course_lib.machine import loopback, pick_device
 
 __all__ = ["OneProcess", "Replicated", "Sharded", "join", "speak_once"]
 
@@ -289,6 +289,8 @@ class Sharded(_Ranks):
 def _start() -> None:
     """Join torchrun's group: gloo for what is on a CPU, NCCL for what is on a GPU."""
     if not dist.is_initialized():
+        if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE") and (name := loopback()):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # one node: nothing leaves the machine
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 
 
@@ -323,7 +325,7 @@ def join(config: TrainConfig) -> OneProcess:
     if not dist.is_initialized() and "TORCHELASTIC_RUN_ID" not in os.environ:
         raise ConfigError(
             f"parallel={config.parallel!r} needs ranks; start them with: torchrun --nproc-per-node 2 -m course_lib "
-            f"train --parallel {config.parallel} (on several nodes: docs/multi-node.md)"
+            f"train --parallel {config.parallel} (on several nodes: docs/multi-node.md); one process: --parallel none"
         )
     _start()
     kind = Replicated if config.parallel == "ddp" else Sharded
