@@ -38,8 +38,8 @@ def crossover_cases(seed: int) -> list[Case]:
                 return found
 
     first = job(300, 500, 4096)
-    # powers of two: where both take the same time, float64 says so too
-    even = {"parameters": 2**33, "tokens": 7 * 2**12, "sequence": 2**10, "flops": 2**48, "bandwidth": 2**36}
+    # powers of two, so that float64 too has equal times at 8 devices; nine whole sequences
+    even = {"parameters": 2**33, "tokens": 7 * 2**12, "sequence": 3000, "flops": 2**48, "bandwidth": 2**36}
     jobs = {
         "two devices cross already": job(0.3, 0.8, 256),
         "three passes, plenty of sequences": first,
@@ -131,6 +131,8 @@ def _wrong_share(job: Job, devices: int, share: Any, shares: list[Any]) -> Wrong
         return Wrong(message, "one-after-the-other")
     if communicate and same(share, compute / communicate, 1e-6):
         return Wrong(f"{where} is {share:.4g}. How long is a step in which computing takes longer?", "more-than-all")
+    if same(share, 100 * right, 1e-6):
+        return Wrong(f"{where} is {share:.4g}; a share is a number from 0 to 1, not in percent", form=True)
     if communicate and same(share, communicate / max(compute, communicate), 1e-6):
         return Wrong(f"{where} is {share:.4g}: that is the share of the step in which it communicates")
     close = nearly(share, right)
@@ -145,39 +147,32 @@ def _number(value: Any) -> bool:
 
 def _wrong_count(job: Job, count: Any) -> Wrong | None:
     right, most = _first(job), job["tokens"] // job["sequence"]
+    if count is None and right is None:
+        return None
     before = "the shares are right. "
     if count is None:
-        if right is None:
-            return None
         message = f"{before}crossover(job) gave None (or nothing), and there is a crossing among the first {most}"
         return Wrong(message, "there-is-no-crossing")
-    if not _number(count) or count != int(count):
-        text = kind(count) if not _number(count) else f"{count:g}"
-        return Wrong(f"{before}crossover(job) is a whole number of devices, or None; yours is {text}", form=True)
+    if not _number(count) or count != int(count) or count < 1:
+        text = f"{count:g}" if _number(count) else kind(count)
+        return Wrong(f"{before}crossover(job) is a whole number from 1, or None; yours is {text}", form=True)
     if count == right:
         return None
-    if right is None:
-        if count > most:
-            message = f"{before}with {count:g} devices, how many of the {most} sequences has each?"
-            return Wrong(message, "forgets-the-floor")
-        return Wrong(f"{before}with {count:g} devices computing still takes longer", "the-floor-is-the-crossing")
-    if count == _first(job, "powers-of-two"):
-        return Wrong(
-            f"{before}{count:g} is past the crossing. Is a number between two of yours past it too?", "powers-of-two"
-        )
-    if count == _first(job, "as-long-is-longer"):
-        message = (
-            f"{before}at {count:g} devices both take equally long. The first at which one takes longer is asked for"
-        )
-        return Wrong(message, "as-long-is-longer")
+    if right is None and count > most:
+        message = f"{before}With {count:g} devices, how many of the {most} sequences has each?"
+        return Wrong(message, "forgets-the-floor")
     if count == most:
-        return Wrong(
-            f"{before}{count:g} is where the sequences end. Is it the first past the crossing?",
-            "the-floor-is-the-crossing",
-        )
-    compute, communicate = _seconds(job, max(1, int(count)))
+        message = f"{before}At {count:g} devices the sequences end. Is it the first past the crossing?"
+        return Wrong(message, "the-floor-is-the-crossing")
+    if right is not None and count == _first(job, "powers-of-two"):
+        message = f"{before}{count:g} is past the crossing. Is a number between two of yours past it too?"
+        return Wrong(message, "powers-of-two")
+    if count == _first(job, "as-long-is-longer"):
+        message = f"{before}At {count:g} devices both take equally long; one has to take longer"
+        return Wrong(message, "as-long-is-longer")
+    compute, communicate = _seconds(job, int(count))
     text = "is past the crossing, and not the first" if communicate > compute else "is not past the crossing"
-    if count == right - 1:
+    if right is not None and count == right - 1:
         text += ": one more is the first that is"
     return Wrong(f"{before}{count:g} {text}. Your own share() can tell you")
 

@@ -1,6 +1,7 @@
 """Check 08.5: when gathers and forwards start on two streams, against a simulation millisecond by millisecond."""
 
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ def overlap_cases(seed: int) -> list[Case]:
 
 def overlap_run(answer: Callable[..., Any], case: Case) -> Any:
     rows = answer(list(case["compute"]), list(case["gather"]), case["ahead"])
+    rows = rows.tolist() if hasattr(rows, "tolist") else rows
     if not isinstance(rows, (list, tuple)):
         return {"kind": "nothing" if rows is None else kind(rows)}
     return [[plain(part) for part in row] if isinstance(row, (list, tuple)) else kind(row) for row in rows]
@@ -146,7 +148,7 @@ def _form(returned: Any, count: int) -> Wrong | None:
     for row in returned:
         if not isinstance(row, list) or len(row) != 2:
             return Wrong(f"each layer has a pair (gather starts, forward starts); one of yours is {row!r}", form=True)
-        if any(isinstance(part, bool) or not isinstance(part, (int, float)) for part in row):
+        if any(isinstance(part, bool) or not isinstance(part, (int, float)) or not isfinite(part) for part in row):
             return Wrong(f"times are numbers, in ms; one pair of yours is {row!r}", form=True)
     if len(returned) != count:
         return Wrong(f"{count} layers need {count} pairs; {len(returned)} came back", form=True)
