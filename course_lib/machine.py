@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -28,7 +27,6 @@ __all__ = [
     "end_session",
     "find_compiler",
     "keep_memory",
-    "loopback",
     "material_dir",
     "matmul_peak",
     "own_session",
@@ -111,15 +109,6 @@ def keep_memory() -> bool:
         return all(libc.mallopt(option, limit) == 1 for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))
     except (OSError, AttributeError):  # another C library
         return False
-
-
-def loopback() -> str | None:
-    """Name of the network interface that leads back to this machine (lo, lo0), for gloo; None where it has no name.
-
-    Gloo would look up the machine's own host name, which fails on some laptops and in some containers.
-    """
-    names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
-    return next((name for name in names if name in ("lo", "lo0")), None)
 
 
 def torch_dtype(name: str) -> Any:

@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _run(parse(argv), first=True)
-    from course_lib.parallel.replicas import speak_once
+    from course_lib.parallel.torchrun import speak_once
 
     return speak_once(lambda ranks: _as_rank(argv, ranks))
 

@@ -36,7 +36,7 @@ from course_lib.files import Files
 from course_lib.machine import compile_problem, keep_memory, set_threads
 from course_lib.model import GPT, generate
 from course_lib.optim import clip_by_global_norm, make_optimizer, make_scheduler
-from course_lib.parallel import replicas
+from course_lib.parallel.torchrun import join
 from course_lib.recompute import recompute_blocks
 from course_lib.resume import saved_config
 from course_lib.step import Batch, StepParts, training_step
@@ -64,7 +64,7 @@ class Trainer:
         set_threads()
         keep_memory()
         self.config, self.on_event = config, on_event
-        self.ranks = ranks = replicas.join(config)
+        self.ranks = ranks = join(config)
         """The processes that train this model together: one, or those of torchrun."""
         micro_batches = ranks.micro_batches(config)
         self.device = ranks.device

@@ -16,10 +16,10 @@ from datetime import timedelta
 from typing import Any
 
 from course_lib.errors import RankError
-from course_lib.machine import loopback
 from course_lib.parallel._crew import Crew, ForkServer, Starter, search_path
 from course_lib.parallel._follow import Follower
 from course_lib.parallel._lines import names
+from course_lib.parallel._network import loopback
 from course_lib.parallel._parcel import pack_call
 
 __all__ = ["join_ranks", "run_ranks"]

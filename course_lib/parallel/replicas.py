@@ -1,15 +1,13 @@
-"""The trainer on many ranks: how they join, how a model is wrapped for them, and what they have to agree on.
+"""The trainer on many ranks: how a model is wrapped for them, what they sum, and what they have to agree on.
 
-`OneProcess` is the plain case, in which nothing is sent. `Replicated` (DDP) and `Sharded` (FSDP2) take its place under
-torchrun or `run_ranks`. In both, a gradient is the SUM over ranks: each rank's loss is already divided by the valid
+`OneProcess` is the plain case, in which nothing is sent. On many ranks, `Replicated` (DDP) or `Sharded` (FSDP2) takes
+its place; `course_lib.parallel.torchrun` says which. In both, a gradient is the SUM over ranks: each rank's loss is already divided by the valid
 tokens of the global batch, so there is no mean to take.
 """
 
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
-from io import StringIO
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,9 +18,8 @@ from torch import Tensor, nn
 from course_lib.config import TrainConfig, require
 from course_lib.data import IGNORE
 from course_lib.errors import ConfigError, CourseError
-from course_lib.machine import loopback, pick_device
 
-__all__ = ["OneProcess", "Replicated", "Sharded", "join", "speak_once"]
+__all__ = ["OneProcess", "Ranks", "Replicated", "Sharded"]
 
 T = TypeVar("T")
 
@@ -108,7 +105,9 @@ class OneProcess:
         return asked
 
 
-class _Ranks(OneProcess):
+class Ranks(OneProcess):
+    """One of several processes, in the initialised default group."""
+
     def __init__(self, device: str, signals: tuple[signal.Signals, ...]) -> None:
         super().__init__(device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -199,7 +198,7 @@ class _Ranks(OneProcess):
             dist.broadcast(tensor.detach(), src=0)
 
 
-class Replicated(_Ranks):
+class Replicated(Ranks):
     """DDP: a whole replica on each rank; its gradients are summed in buckets while backward still runs."""
 
     parallel = "ddp"
@@ -225,7 +224,7 @@ def _summed(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]
     return done.then(lambda future: future.value()[0])
 
 
-class Sharded(_Ranks):
+class Sharded(Ranks):
     """FSDP2: each rank holds 1/N of every parameter, gradient and moment; a block's weights are gathered while it runs.
 
     Micro-batches before the last keep whole FP32 gradients on the rank: less is sent, more is held.
@@ -284,67 +283,3 @@ class Sharded(_Ranks):
         square = own**2
         dist.all_reduce(square)
         return square.sqrt().float()
-
-
-def _start() -> None:
-    """Join torchrun's group: gloo for what is on a CPU, NCCL for what is on a GPU."""
-    if not dist.is_initialized():
-        if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE") and (name := loopback()):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # one node: nothing leaves the machine
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-
-
-def speak_once(command: Callable[[OneProcess], int]) -> int:
-    """Run a command as one rank of torchrun, and return its exit status. Rank 0 alone speaks.
-
-    A `CourseError` (of all ranks: see `together`) is raised on rank 0. The others stay until it has been said, for
-    torchrun ends all ranks when one has left; they return 2.
-    """
-    _start()
-    ranks = _Ranks("cpu", ())
-    if ranks.first:
-        status = command(ranks)
-    else:
-        try:
-            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-                status = command(ranks)
-        except (CourseError, SystemExit) as error:
-            with suppress(RuntimeError):
-                dist.barrier()  # ends when rank 0 does
-            return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 2
-    dist.barrier()
-    dist.destroy_process_group()
-    return status
-
-
-def join(config: TrainConfig) -> OneProcess:
-    """The ranks of a run, as `config.parallel` says. `ConfigError` when this process is not one of several."""
-    if config.parallel == "none":
-        return OneProcess(pick_device(config.device))
-    require(dist.is_available(), f"parallel={config.parallel!r}: this build of torch has no torch.distributed")
-    if not dist.is_initialized() and "TORCHELASTIC_RUN_ID" not in os.environ:
-        raise ConfigError(
-            f"parallel={config.parallel!r} needs ranks; start them with: torchrun --nproc-per-node 2 -m course_lib "
-            f"train --parallel {config.parallel} (on several nodes: docs/multi-node.md); one process: --parallel none"
-        )
-    _start()
-    kind = Replicated if config.parallel == "ddp" else Sharded
-    ranks = kind("cpu", (signal.SIGINT, signal.SIGTERM) if "TORCHELASTIC_RUN_ID" in os.environ else ())
-    with ranks.together():
-        ranks.device = _device(config.device)
-    return ranks
-
-
-def _device(wanted: str) -> str:
-    """cpu, or the GPU with this rank's number on its node."""
-    device = pick_device(wanted)
-    if device == "mps":
-        require(wanted == "auto", "device='mps' has no collectives; use device='cpu'")
-        return "cpu"
-    if device.startswith("cuda"):
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        there = torch.cuda.device_count()
-        require(local < there, f"{local + 1} ranks on a node with {there} GPUs; start {there}, or take --device cpu")
-        torch.cuda.set_device(local)
-        return f"cuda:{local}"
-    return device

@@ -1,0 +1,14 @@
+"""How the ranks of one machine reach each other. No torch."""
+
+import socket
+
+__all__ = ["loopback"]
+
+
+def loopback() -> str | None:
+    """Name of the network interface that leads back to this machine (lo, lo0), for gloo; None where it has no name.
+
+    Gloo would look up the machine's own host name, which fails on some laptops and in some containers.
+    """
+    names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
+    return next((name for name in names if name in ("lo", "lo0")), None)
