@@ -1,8 +1,8 @@
 """The trainer on many ranks: how a model is wrapped for them, what they sum, and what they have to agree on.
 
 `OneProcess` is the plain case, in which nothing is sent. On many ranks, `Replicated` (DDP) or `Sharded` (FSDP2) takes
-its place; `course_lib.parallel.torchrun` says which. In both, a gradient is the SUM over ranks: each rank's loss is already divided by the valid
-tokens of the global batch, so there is no mean to take.
+its place; `course_lib.parallel.torchrun` says which. In both, a gradient is the SUM over ranks: each rank's loss is
+already divided by the valid tokens of the global batch, so there is no mean to take.
 """
 
 import signal

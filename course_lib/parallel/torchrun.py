@@ -73,8 +73,8 @@ def join(config: TrainConfig) -> OneProcess:
 
 
 def _device(wanted: str) -> str:
-    """cpu, or the GPU with this rank's number on its node."""
-    device = pick_device(wanted)
+    """cpu, or the GPU with this rank's number on its node. The ranks of `run_ranks` have gloo, so auto is cpu there."""
+    device = pick_device("cpu" if wanted == "auto" and not under_torchrun() else wanted)
     if device == "mps":
         require(wanted == "auto", "device='mps' has no collectives; use device='cpu'")
         return "cpu"
