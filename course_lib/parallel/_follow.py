@@ -205,4 +205,3 @@ def say(number: int, lines: list[str], kind: str) -> None:
     """Print a rank's lines with its mark."""
     stream = sys.stdout if kind == "stdout" else sys.stderr
     stream.write("".join(f"[rank {number}] {line}\n" for line in lines))
-    stream.flush()
