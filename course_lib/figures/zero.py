@@ -94,7 +94,7 @@ def rungs(
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
     """A row a strategy. Left: bytes a parameter by category; right: elements sent a step by collective, in P."""
-    fig, (left, right) = new_panels(title, subtitle, height=100 + 40 * len(held), cols=2, width_ratios=[1.2, 1])
+    fig, (left, right) = new_panels(title, subtitle, height=124 + 40 * len(held), cols=2, width_ratios=[1.2, 1])
     for ax, table, colors, form in (
         (left, held, BYTE_COLORS, "{:.3g}"),
         (right, sent, SENT_COLORS, "{:.2g} P"),
@@ -113,7 +113,7 @@ def rungs(
                 form.format(start), (start, place), xytext=(6, 0), textcoords="offset points", va="center", size=9.5
             )
         ax.set_xlim(0, longest * 1.16)
-        ax.set_ylim(len(table) + 0.35, -0.6)
+        ax.set_ylim(len(table) + 0.8, -0.6)
         ax.spines["bottom"].set_visible(False)
         ax.set_xticks([])
         ax.grid(False)
@@ -134,7 +134,7 @@ def _key_below(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
     legend = ax.legend(
         handles=[Patch(facecolor=color, label=name) for name, color in entries],
         loc="upper left",
-        bbox_to_anchor=(-0.02, 0.06),
+        bbox_to_anchor=(-0.02, 0.2),
         ncols=3 if len(entries) == 3 else 2,
         frameon=False,
         fontsize=9,
@@ -146,6 +146,9 @@ def _key_below(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
     legend.set_in_layout(False)
 
 
+_WHOLE, _STAYS, _COMES = COLORS["forward"], tint(COLORS["optimizer"], 0.6), tint(COLORS["grey"], 0.35)
+
+
 def step_memory(
     panels: Mapping[str, Sequence[tuple[str, float, float]]],
     *,
@@ -155,7 +158,8 @@ def step_memory(
 ) -> Figure:
     """Bytes alive over a step, a panel a strategy, one scale: {name: [(phase, whole weights, total) an operator]}.
 
-    Whole weights are the dark area; over them all the rest.
+    From below: weights that are whole; what else is there when the step begins, and so stays (moments, shards of
+    weights); what comes and goes.
     """
     fig, axes = new_panels(title, subtitle, height=290, cols=len(panels), share_y=True)
     top = max(total for moments in panels.values() for _, _, total in moments) / 1e6
@@ -163,8 +167,9 @@ def step_memory(
         whole = np.array([entry[1] for entry in moments]) / 1e6
         total = np.array([entry[2] for entry in moments]) / 1e6
         places = np.arange(len(moments))
-        ax.fill_between(places, whole, color=COLORS["forward"], linewidth=0, step="post")
-        ax.fill_between(places, whole, total, color=tint(COLORS["grey"], 0.35), linewidth=0, step="post")
+        stays = whole + total[0] - whole[0]
+        for low, high, color in ((0 * whole, whole, _WHOLE), (whole, stays, _STAYS), (stays, total, _COMES)):
+            ax.fill_between(places, low, high, color=color, linewidth=0, step="post")
         first, phases = 0, []
         for phase, run in groupby(moments, key=lambda entry: entry[0]):
             phases.append((phase, first))
@@ -179,7 +184,7 @@ def step_memory(
         ax.set_xlabel("operators, in the order in which they run")
         ax.set_ylim(0, top * 1.16)
     axes[0].set_ylabel("MB alive on a rank")
-    key(axes[-1], [("whole weights", COLORS["forward"]), ("all the rest", tint(COLORS["grey"], 0.35))])
+    key(axes[-1], [("whole weights", _WHOLE), ("other state", _STAYS), ("comes and goes", _COMES)])
     if row:
         numbers(fig, row)
     return fig
@@ -207,7 +212,7 @@ def trades(
             size=9.5,
             color=ink(COLORS["ink"]),
         )
-    ax.set_xlim(0, max(sent for sent, _ in points.values()) * 1.15)
+    ax.set_xlim(0, max(sent for sent, _ in points.values()) * 1.2)
     ax.set_ylim(0, max(peak for _, peak in points.values()) * 1.15)
     ax.set_xlabel("elements that a rank sends in a step, in parameters P")
     ax.set_ylabel("bytes a parameter at the peak")

@@ -65,6 +65,7 @@ def touches(shape: ModelConfig, sequences: int = 4, length: int = 16) -> StepTou
     for name, p in model.named_parameters():
         unit = next((unit for unit in order if unit and name.startswith(unit + ".")), "")
         state[f"weights {name}"] = ("weights", unit, p)
+        assert p.grad is not None
         state[f"gradients {name}"] = ("gradients", unit, p.grad)
         for moment in ("exp_avg", "exp_avg_sq"):
             state[f"{moment} {name}"] = ("moments", unit, optimizer.state[p][moment])
