@@ -105,14 +105,14 @@ def traffic_text(variant: int) -> str:
 
 
 def traffic_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """The letter is exact, the GB within 0.03%: four digits. Every ratio is far from the limits, or exactly on A's."""
+    """The letter is exact, the GB within 0.051%: four digits, rounded. Every ratio is far from the limits, or exactly on A's."""
     form = wrong_form(returned, ("choice", "evidence"))
     if form is not None:
         return form
     run, choice, value = traffic(int(returned["variant"])), returned["choice"], returned["evidence"]
     if choice is not None and (not isinstance(choice, str) or choice.strip().upper() not in ("A", "B", "C")):
         return Wrong('`choice` is one letter in quotes: "A", "B" or "C"', form=True)
-    half = value is not None and math.isclose(value, run["evidence"], rel_tol=3e-4)
+    half = value is not None and math.isclose(value, run["evidence"], rel_tol=5.1e-4)
     if choice is None:
         return Wrong(f"`choice` is still empty{'; the evidence is right' if half else ''}", form=True)
     given = choice.strip().upper()
@@ -145,7 +145,7 @@ def _wrong_evidence(run: dict[str, Any], value: float, before: str, *, form: boo
     found = {
         rule: message
         for rule, (guess, message) in _guesses(run).items()
-        if math.isclose(value, guess / 1e9, rel_tol=3e-4)
+        if math.isclose(value, guess / 1e9, rel_tol=5.1e-4)
         and not math.isclose(guess / 1e9, run["evidence"], rel_tol=1e-3)
     }
     if found:  # two that give the same number cannot be told apart
