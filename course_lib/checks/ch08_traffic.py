@@ -105,7 +105,7 @@ def traffic_text(variant: int) -> str:
 
 
 def traffic_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """The letter is exact, the GB within 0.051%: four digits, rounded. Every ratio is far from the limits, or exactly on A's."""
+    """The letter is exact, the GB within 0.051%: four digits, rounded. A ratio is exactly 1, or 20% from a limit."""
     form = wrong_form(returned, ("choice", "evidence"))
     if form is not None:
         return form
@@ -187,7 +187,7 @@ def _guesses(run: dict[str, Any]) -> dict[str, tuple[float, str]]:
         "gibibytes": (right * 1e9 / 2**30, "Those are GiB; 1 GB is 1e9 bytes"),
         "numbers": (sends(run) / 2, "Is that in bytes? A BF16 number has two"),
         "added": (abs(right - ddp_sends(run)), "That is the difference to data parallel; FSDP's whole is asked for"),
-        "m": (right / m, "That is for one micro-batch of the step"),
+        "m": (right / m if run["deferred"] else right, "That is for one micro-batch of the step"),
     }
 
 
