@@ -14,7 +14,7 @@ import numpy as np
 from course_lib.checks.packing import PackError
 from course_lib.machine import TIME_IS_UP, time_limit
 
-__all__ = ["CASE_SECONDS", "explain", "is_stub", "short", "steady"]
+__all__ = ["CASE_SECONDS", "explain", "is_learners", "is_stub", "short", "steady"]
 
 CASE_SECONDS = 20
 """What one case may take. The slowest reference takes under 1 s."""
@@ -35,7 +35,8 @@ def short(error: BaseException, limit: int = 200) -> str:
 _OUR_ROOTS = tuple(str(Path(path).resolve()) for path in (Path(__file__).parents[1], Path(os.__file__).parent))
 
 
-def _is_learners(path: str) -> bool:
+def is_learners(path: str) -> bool:
+    """Whether a file of a traceback is the learner's: a cell or a file of their own."""
     if path.startswith("<ipython"):
         return True
     if path.startswith("<"):
@@ -54,7 +55,7 @@ def explain(error: BaseException) -> str:
         text = f"your code ended the program ({kind})"
     else:
         text = f"{kind}: {short(error)}" if short(error) else kind
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_learners(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_learners(frame.filename)]
     if not frames:
         return f"{text} (in the check: your code cannot be called as the text says, or gave back another kind of thing)"
     last = frames[-1]

@@ -1,0 +1,290 @@
+"""Check 07.3: data parallel with accumulation on real ranks, with one synchronisation for each update.
+
+The model is chapter 3's small one, in float64. SGD's move is the gradient times the rate, so that the weights tell with
+which gradient each rank was moved. The oracle runs one backward over all tokens of all ranks, in one process.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.checks.ch02_gradients import number
+from course_lib.checks.ch03_accumulate import (
+    Pieces,
+    Toy,
+    Watch,
+    close,
+    flat,
+    gradient,
+    how_far,
+    one_at_a_time,
+    piece,
+    same_number,
+    summed_loss,
+    valid,
+)
+from course_lib.checks.ch07_ranks import on_ranks, stopped, watched
+from course_lib.checks.core import Case, Exercise, Wrong, came
+
+__all__ = ["PARALLEL"]
+
+RATE, STEPS, SPARE = 0.1, 2, 8
+"""SGD's rate; updates in a case; numbers that may be sent for each update beside the gradients."""
+
+
+def parallel_cases(seed: int) -> list[Case]:
+    """Counts of tokens that count, as [rank][micro-batch][row]; the first case has equal ones."""
+    g = torch.Generator().manual_seed(1000 * seed + 703)
+
+    def case(name: str, counts: list[list[list[int]]]) -> Case:
+        steps = [[[piece(g, rows) for rows in rank] for rank in counts] for _ in range(STEPS)]
+        return {"name": name, "seed": seed, "steps": steps}
+
+    return [
+        case("two ranks, two micro-batches each, equal counts", [[[6], [6]], [[6], [6]]]),
+        case("two ranks with 9 and 12 tokens that count", [[[8], [1]], [[5], [7]]]),
+        case("three ranks, one without a token that counts", [[[4, 1]], [[0, 0]], [[8, 3]]]),
+        case("one rank, three micro-batches", [[[7], [2], [4]]]),
+    ]
+
+
+def parallel_work(answer: Callable[..., Any], seed: int, steps: list[list[Pieces]]) -> dict[str, Any]:
+    """What happens on each rank: `STEPS` calls of the answer, each with micro-batches of its own."""
+    rank, model = dist.get_rank(), Toy(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    own = {p.data_ptr() for p in model.parameters()}
+    watch, weights, losses, sent = Watch(model), [], [], []
+    for pieces in steps:
+        with watched() as seen:
+            loss = answer(model, optimizer, [(tokens.clone(), targets.clone()) for tokens, targets in pieces[rank]])
+        losses.append(number(loss.detach() if isinstance(loss, Tensor) else loss))
+        weights.append(flat(list(model.parameters())))
+        sent.append([[name, size, bool(own & set(places))] for name, size, _, places in seen])
+    left = any(p.grad is not None and bool((p.grad != 0).any()) for p in model.parameters())
+    return {"weights": weights, "losses": losses, "sent": sent, "left": left, **watch.seen()}
+
+
+def parallel_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
+    return on_ranks(parallel_work, len(case["steps"][0]), answer, case["seed"], case["steps"])
+
+
+def _sums(model: Toy, step: list[Pieces]) -> tuple[list[list[Tensor]], list[list[int]]]:
+    """[rank][micro-batch]: the gradient of the summed loss, and the number of tokens that count."""
+    sums = [[gradient(model, summed_loss(model, [one])) for one in rank] for rank in step]
+    return sums, [[valid([one]) for one in rank] for rank in step]
+
+
+def _gradients(model: Toy, step: list[Pieces]) -> dict[str, list[Tensor]]:
+    """What each misconception would leave in p.grad: rule -> one gradient a rank."""
+    sums, counts = _sums(model, step)
+    n, total = len(step), sum(map(sum, counts))
+    mine = [sum(rank, torch.zeros_like(sums[0][0])) for rank in sums]
+    whole = sum(mine, torch.zeros_like(mine[0]))
+    of_rank = [s / max(sum(c), 1) for s, c in zip(mine, counts, strict=True)]
+    of_micro = [
+        torch.stack([s / max(c, 1) for s, c in zip(*pair, strict=True)]).mean(0)
+        for pair in zip(sums, counts, strict=True)
+    ]
+    slots = sum(targets.numel() for rank in step for _, targets in rank)
+    add = lambda parts: sum(parts, torch.zeros_like(parts[0]))
+    same = {
+        "mean-of-ranks": add(of_rank) / n,
+        "mean-of-means-is-fine": add(of_micro) / n,
+        "adds-up-means": add(of_rank),
+        "adds-up-means ": add(of_micro),
+        "divides-twice": whole / total / n,
+        "divides-twice ": whole / total / len(step[0]),
+        "sums-need-no-divisor": whole,
+        "padding-counts": whole / slots,
+        "one-rank-counts": whole / max(sum(counts[0]), 1),
+    }
+    running = [torch.zeros_like(whole)] * n
+    for m in range(len(step[0])):
+        reduced = add([running[rank] + sums[rank][m] / total for rank in range(n)])
+        running = [reduced] * n
+    last = add([rank[-1] for rank in sums]) / total
+    apart = {
+        "never-synchronises": [g / total for g in mine],
+        "never-synchronises ": of_rank,
+        "one-micro-batch": [add(rank[:-1]) / total + last if len(rank) > 1 else last for rank in sums],
+        "keeps-the-last-micro-batch": [last] * n,
+        "reduces-the-running-sum": running,
+    }
+    return {**{rule: [g] * n for rule, g in same.items()}, **apart}
+
+
+HINTS = {
+    "mean-of-ranks": "who has one vote in your mean, a token or a rank?",
+    "mean-of-means-is-fine": "who has one vote in your mean, a token or a micro-batch?",
+    "adds-up-means": "its length is that of several means added up. By what is their sum to be divided?",
+    "divides-twice": "it points the right way and is too short: how often do you divide?",
+    "sums-need-no-divisor": "it is the gradient of a sum. Of what is the mean wanted?",
+    "padding-counts": "it is too short: is every position of `targets` a token that counts?",
+    "one-rank-counts": "it is divided by the tokens of rank 0 alone",
+    "never-synchronises": "each rank moves by its own gradient alone. Who tells it the others'?",
+    "one-micro-batch": "only the last micro-batch's gradient is that of all ranks; those before it stay the rank's own",
+    "keeps-the-last-micro-batch": "only the last micro-batch is in it. When are gradients cleared in your loop?",
+    "reduces-the-running-sum": (
+        "p.grad is summed over the ranks after every micro-batch, and the earlier ones in it are summed already"
+    ),
+    "old-gradients-stay": "what was in p.grad before the first backward of this update?",
+}
+
+
+def _start(case: Case, step: int) -> Toy:
+    """The model as all ranks should have it before update `step`, moved there by the oracle."""
+    model = Toy(case["seed"])
+    for done in case["steps"][:step]:
+        pieces = [one for rank in done for one in rank]
+        move = gradient(model, summed_loss(model, pieces) / valid(pieces))
+        at = 0
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(RATE * move[at : at + p.numel()].view_as(p))
+                at += p.numel()
+    return model
+
+
+def parallel_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
+    """Weights and loss to a relative 1e-5, see TOLERANCE in `ch03_accumulate`: sums come in another order."""
+    if "stopped" in returned:
+        return stopped(returned["stopped"], "ranks-need-not-agree")
+    ranks, old = returned["ranks"], None
+    for step, data in enumerate(case["steps"]):
+        model = _start(case, step)
+        before = flat(list(model.parameters()))
+        pieces = [one for rank in data for one in rank]
+        right = gradient(model, summed_loss(model, pieces) / valid(pieces))
+        moved = [(before - one["weights"][step]) / RATE for one in ranks]
+        wrong = _wrong_move(case, step, moved, right, old, ranks)
+        if wrong is not None:
+            return wrong
+        wrong = _traffic(model, step, ranks) or _wrong_loss(model, data, step, ranks)
+        if wrong is not None:
+            return wrong
+        old = right
+    for rank, one in enumerate(ranks):
+        wrong = one_at_a_time([piece for data in case["steps"] for piece in data[rank]], one)
+        if wrong is not None:
+            return wrong
+    if any(one["left"] for one in ranks):
+        return Wrong(
+            "the updates are right; the next call would find this one's gradients still there", "old-gradients-stay"
+        )
+    return None
+
+
+def _wrong_move(
+    case: Case, step: int, moved: list[Tensor], right: Tensor, old: Tensor | None, ranks: list[dict[str, Any]]
+) -> Wrong | None:
+    if any(not bool(torch.isfinite(move).all()) for move in moved):
+        return Wrong("a weight is NaN. What is the mean over no tokens at all?", "an-empty-mean-is-zero")
+    if all(close(move, right) for move in moved):
+        return None
+    which = f"update {step + 1}: "
+    if all(float(move.norm()) == 0 for move in moved):
+        return Wrong(f"{which}no weight has moved: this function ends with the update")
+    if any(own for one in ranks for _, _, own in one["sent"][step]):
+        message = f"{which}the weights go wrong, and they themselves were handed to a collective. What is to be summed?"
+        return Wrong(message, "reduces-the-weights")
+    guesses = _gradients(_start(case, step), case["steps"][step])
+    if old is not None:
+        guesses["old-gradients-stay"] = [right + old] * len(moved)
+        guesses["old-gradients-stay "] = [right + old * len(moved)] * len(moved)  # summed over the ranks once more
+    unequal = len({valid(rank) for rank in case["steps"][step]}) > 1
+    for rule, guess in guesses.items():
+        fits = all(close(move, one) for move, one in zip(moved, guess, strict=True))
+        if fits and not all(close(one, right) for one in guess):
+            name = rule.strip()
+            before = " With equal counts you are right." if name.startswith("mean-of") and unequal else ""
+            return Wrong(f"{which}the gradient is wrong.{before} {_upper(HINTS[name])}", name)
+    rank = next(rank for rank, move in enumerate(moved) if not close(move, right))
+    far = float((moved[rank] - right).norm() / right.norm())
+    same = all(close(move, moved[0]) for move in moved)
+    who = "on all ranks alike" if same else f"on rank {rank}, and the ranks differ"
+    return Wrong(f"{which}the gradient is off by {how_far(far)} of its length, {who}")
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _traffic(model: Toy, step: int, ranks: list[dict[str, Any]]) -> Wrong | None:
+    """Refuse what is right and sends the gradients more than once for an update."""
+    size = sum(p.numel() for p in model.parameters())
+    if len(ranks) == 1:
+        return None
+    for rank, one in enumerate(ranks):
+        reduced = sum(n if name == "all_reduce" else n / 2 for name, n, _ in one["sent"][step])
+        if reduced > size + SPARE:
+            message = (
+                f"the weights are right, but rank {rank} had {reduced:g} numbers reduced in one update, for {size} "
+                f"gradients and at most {SPARE} more. When is a gradient complete?"
+            )
+            return Wrong(message, "synchronises-every-micro-batch")
+    return None
+
+
+def _wrong_loss(model: Toy, data: list[Pieces], step: int, ranks: list[dict[str, Any]]) -> Wrong | None:
+    pieces = [one for rank in data for one in rank]
+    loss = float(summed_loss(model, pieces).detach()) / valid(pieces)
+    mine = [float(summed_loss(model, rank).detach()) for rank in data]
+    means = [s / max(valid(rank), 1) for s, rank in zip(mine, data, strict=True)]
+    for rank, one in enumerate(ranks):
+        value = one["losses"][step]
+        if "number" not in value:
+            return Wrong(f"the weights are right; {came(value['type'])} instead of the mean loss, a float", form=True)
+        got = value["number"]
+        if same_number(got, loss):
+            continue
+        if math.isnan(got):
+            message = "the weights are right, the loss is NaN. What is the mean over no tokens at all?"
+            return Wrong(message, "an-empty-mean-is-zero")
+        if same_number(got, sum(means) / len(means)):
+            return Wrong(
+                "the weights are right; the loss that you return is a mean of the ranks' means", "mean-of-ranks"
+            )
+        if same_number(got, sum(means)):
+            return Wrong(
+                "the weights are right; the loss that you return is a sum of the ranks' means", "adds-up-means"
+            )
+        if any(same_number(got, own) for own in (means[rank], mine[rank] / valid(pieces))):
+            message = f"the weights are right; the loss on rank {rank} is made of its own tokens alone"
+            return Wrong(message, "logs-its-own-rank")
+        return Wrong(f"the weights are right; {got:.4g} is not the mean loss of a token that counts, on rank {rank}")
+    return None
+
+
+PARALLEL = Exercise(
+    id="data-parallel",
+    title="Data parallel with accumulation",
+    cases=parallel_cases,
+    run=parallel_run,
+    judge=parallel_judge,
+    forbidden=("DistributedDataParallel", "fully_shard", "replicate", "course_lib.parallel", "course_lib.trainer"),
+    in_place=True,
+    misconceptions={
+        "mean-of-ranks": "the mean of the ranks' means is the mean of the batch",
+        "mean-of-means-is-fine": "the mean of the micro-batches' means is the mean of the batch",
+        "adds-up-means": "gradients of means add up to the gradient of the mean",
+        "divides-twice": "a sum over the global count still has to be divided by the ranks or the steps",
+        "sums-need-no-divisor": "the length of a gradient does not matter",
+        "padding-counts": "a batch has as many tokens as positions",
+        "one-rank-counts": "every rank has as many tokens as the first",
+        "never-synchronises": "equal weights at the start stay equal",
+        "one-micro-batch": "what is synchronised last is the whole gradient",
+        "keeps-the-last-micro-batch": "gradients are cleared before each backward",
+        "reduces-the-running-sum": "p.grad may be summed over the ranks more than once",
+        "reduces-the-weights": "to average the weights is to sum the gradients",
+        "synchronises-every-micro-batch": "every backward has to be followed by a synchronisation",
+        "old-gradients-stay": "gradients start at zero",
+        "an-empty-mean-is-zero": "the mean over no tokens is 0",
+        "logs-its-own-rank": "a rank's loss is that of the step",
+        "ranks-need-not-agree": "a rank may call a collective that the others do not call",
+        "joins-the-micro-batches": "micro-batches are there for the arithmetic, not for the memory",
+    },
+)
