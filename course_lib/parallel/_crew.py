@@ -141,12 +141,8 @@ class ForkServer:
                 stderr=self._log,
                 start_new_session=True,
             )
+        self._ready = False
         atexit.register(self.close)
-        try:
-            self._wait_for("ready", True)
-        except BaseException:
-            self.close()
-            raise
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
@@ -162,6 +158,9 @@ class ForkServer:
         self.process.wait()
 
     def start(self, ranks: int) -> list[Process]:
+        if not self._ready:
+            self._wait_for("ready", True)
+            self._ready = True
         number = next(self._requests)
         pairs = [socket.socketpair() for _ in range(ranks)]
         bare = [bare_files() for _ in range(ranks)]

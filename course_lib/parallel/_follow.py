@@ -94,6 +94,10 @@ class Follower:
             say(number, content[0], kind)
         elif kind == "ready":
             rank.ready = True
+        elif kind == "port":
+            for process in self.crew.processes[1:]:
+                with suppress(OSError):
+                    process.connection.send_bytes(str(content[0]).encode("ascii"))
         elif kind == "place":
             rank.place = content[0]
             rank.note(*content[1:])
@@ -111,7 +115,7 @@ class Follower:
         """Where does each rank stand, what has it called? Those that do not answer are made to write it."""
         asked = []
         for connection, number in self.listening.items():
-            if not self.ranks[number].finished and self.ranks[number].failure is None:
+            if self.ranks[number].ready and not self.ranks[number].finished and self.ranks[number].failure is None:
                 self.ranks[number].place = None
                 with suppress(OSError):
                     connection.send_bytes(b"place")

@@ -27,6 +27,7 @@ TICK, STUCK = (
     0.2,
     3,
 )  # seconds between two looks at the main thread, looks without a change
+MEET = timedelta(seconds=60)
 number: int | None = None
 """This process's rank while it is one of `run_ranks`."""
 
@@ -127,13 +128,15 @@ def main(connection: Connection, setup: dict[str, Any]) -> None:
     sys.stdout, sys.stderr = streams
     try:
         parcel = connection.recv_bytes()
-        threading.Thread(target=watch, args=(reporter, leave), daemon=True, name="course-watch").start()
         enter(setup)
-        work(reporter, setup, parcel)
+        store = meet(reporter, setup)
+        threading.Thread(target=watch, args=(reporter, leave), daemon=True, name="course-watch").start()
+        if store is not None:
+            work(reporter, setup, parcel, store)
         for stream in streams:
             stream.finish()
         reporter.tell("finished")
-    except OSError:  # the caller is gone
+    except (EOFError, OSError):  # the caller is gone
         os._exit(1)
     leave.wait()
     with suppress(Exception):
@@ -167,13 +170,26 @@ def enter(setup: dict[str, Any]) -> None:
     np.random.set_state(np.random.RandomState().get_state())
 
 
-def work(reporter: Reporter, setup: dict[str, Any], parcel: bytes) -> None:
+def meet(reporter: Reporter, setup: dict[str, Any]) -> dist.Store | None:
+    """The store through which ranks find each other: rank 0 opens it, the caller tells the others its port."""
+    first = setup["rank"] == 0
+    port = 0 if first else int(reporter.connection.recv_bytes())
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=first, wait_for_workers=False, timeout=MEET)
+    except Exception as error:
+        reporter.failed(error, "join")
+        return None
+    if first:
+        reporter.tell("port", store.port)
+    return store
+
+
+def work(reporter: Reporter, setup: dict[str, Any], parcel: bytes, store: dist.Store) -> None:
     """Join, run, report. Every error of the learner's function is told, none is raised."""
     try:
-        store = dist.TCPStore("127.0.0.1", setup["port"], is_master=False, timeout=timedelta(seconds=60))
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore(setup["call"], store),
+            store=store,
             rank=setup["rank"],
             world_size=setup["ranks"],
             timeout=timedelta(seconds=setup["timeout"] + 60),

@@ -5,27 +5,25 @@ rank has the caller's environment, working directory and import path, and reads 
 """
 
 import contextlib
-import itertools
 import json
 import math
 import operator
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 from course_lib.errors import RankError
 from course_lib.parallel._crew import Crew, ForkServer, Starter, search_path
 from course_lib.parallel._follow import Follower
 from course_lib.parallel._lines import names
-from course_lib.parallel._network import loopback
+from course_lib.parallel._network import loopback, loopback_problem
 from course_lib.parallel._parcel import pack_call
 
 __all__ = ["join_ranks", "run_ranks"]
 
 MAX_RANKS = 64
-_calls = itertools.count()
 _lock = threading.RLock()
 _starter: Starter | None = None
 
@@ -65,26 +63,15 @@ def run_ranks(fn: Callable[..., Any], ranks: int, *args: Any, timeout: float = 3
 
 
 def _run(ranks: int, parcel: bytes, sources: dict[str, tuple[str, str]], timeout: float) -> list[Any]:
-    from torch.distributed import TCPStore
-
+    if (problem := loopback_problem()) is not None:
+        raise RankError(f"ranks talk over the loopback network (127.0.0.1), which does not work here: {problem}")
     starter = _start()
-    try:
-        store = TCPStore(
-            "127.0.0.1",
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=60),
-        )
-    except RuntimeError as error:
-        raise RankError(f"ranks talk over the loopback network (127.0.0.1), which is not there: {error}") from None
     crew = Crew(starter, starter.start(ranks))
     try:
-        call = f"call-{next(_calls)}"
         for rank, process in enumerate(crew.processes):
             setup: dict[str, Any] = {"path": search_path(), "folder": _folder(), "sources": sources}
             setup |= {"rank": rank, "ranks": ranks, "environment": _environment(rank, ranks)}
-            setup |= {"port": store.port, "call": call, "timeout": min(timeout, 1e6)}
+            setup |= {"timeout": min(timeout, 1e6)}
             with contextlib.suppress(OSError):  # of one that has died already: found when listening
                 process.connection.send_bytes(json.dumps(setup).encode("utf-8"))
                 process.connection.send_bytes(parcel)
@@ -112,18 +99,18 @@ def check(fn: Callable[..., Any], ranks: int, timeout: float) -> int:
         raise RankError(f"ranks={ranks!r} has to be from 1 to {MAX_RANKS} ({hint})")
     if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise RankError(f"timeout={timeout!r} has to be a number of seconds above 0, for example 30")
+    inside = sys.modules.get("course_lib.parallel._rank")
+    if inside is not None and inside.number is not None:
+        raise RankError(f"run_ranks was called on rank {inside.number} of another run_ranks; start ranks outside")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise RankError("torchrun has started the ranks already; use `with join_ranks():` and call the function itself")
+    _start()  # it imports torch while this process does, if it has to
     from torch import distributed as dist
 
-    from course_lib.parallel import _rank
-
-    if _rank.number is not None:
-        raise RankError(f"run_ranks was called on rank {_rank.number} of another run_ranks; start ranks outside")
     if not dist.is_available() or not dist.is_gloo_available():
         raise RankError(
             "this build of torch has no gloo, over which ranks on a CPU talk; install torch from its own index"
         )
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise RankError("torchrun has started the ranks already; use `with join_ranks():` and call the function itself")
     return number
 
 
@@ -165,25 +152,28 @@ def _environment(rank: int, ranks: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def join_ranks() -> Iterator[int]:
-    """Under torchrun: this process's rank, in an initialised group (NCCL where each rank has a GPU, else gloo).
+    """Under torchrun: this process's rank, in a group that is ready; the group ends with the block.
 
         with join_ranks():
             step()          # the function that run_ranks(step, 2) calls
 
-    `RankError` outside torchrun.
+    Tensors on a CPU travel over gloo; where every rank of the node has a GPU (it is the current one), those on a GPU
+    over NCCL. `RankError` outside torchrun.
     """
     import torch
     from torch import distributed as dist
 
-    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         raise RankError("join_ranks needs torchrun: torchrun --nproc-per-node 2 script.py; elsewhere use run_ranks")
-    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
-    device = None
-    if torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if device is None else "nccl", device_id=device)
+    local, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if here == int(os.environ["WORLD_SIZE"]) and (name := loopback()) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # one node: nothing leaves the machine
+    backend = "gloo"
+    if torch.cuda.is_available() and torch.cuda.device_count() >= here:
+        torch.cuda.set_device(local)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend)
     try:
-        yield rank
+        yield dist.get_rank()
     finally:
         dist.destroy_process_group()
