@@ -61,8 +61,7 @@ def save(
         with ranks.together():
             rows = _write(new, {**weights_of(model), **tensors}, ranks.rank, files)
     except CheckpointError:
-        if ranks.first:
-            store.give_up(new)
+        ranks.from_first(lambda: store.give_up(new))
         raise
     every = {name: row for one in ranks.gather(rows) for name, row in one.items()}
     everything = {"format": store.FORMAT, **checkpoint.surroundings(), **meta, "shards": sorted(every)}
