@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from course_lib.figures.ledger import BYTE_COLORS, readable
-from course_lib.figures.style import COLORS, ink, key, new_figure, new_panels, numbers, panel_title, text_on, tint
+from course_lib.figures.style import COLORS, ink, new_figure, new_panels, numbers, panel_title, text_on, tint
 
 __all__ = ["rungs", "step_memory", "touched", "trades"]
 
@@ -184,7 +184,16 @@ def step_memory(
         ax.set_xlabel("operators, in the order in which they run")
         ax.set_ylim(0, top * 1.16)
     axes[0].set_ylabel("MB alive on a rank")
-    key(axes[-1], [("whole weights", _WHOLE), ("other state", _STAYS), ("comes and goes", _COMES)])
+    entries = [("comes and goes", _COMES), ("other state, stays", _STAYS), ("whole weights", _WHOLE)]
+    axes[-1].legend(
+        handles=[Patch(facecolor=color, label=name) for name, color in entries],
+        loc="upper right",
+        bbox_to_anchor=(1, 0.9),
+        framealpha=1,
+        edgecolor="none",
+        fontsize=9,
+        handlelength=1,
+    )
     if row:
         numbers(fig, row)
     return fig

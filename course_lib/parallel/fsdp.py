@@ -33,7 +33,8 @@ class FullyShard(Strategy):
     """Each block is sharded, and the rest of the model as one more unit.
 
     reshard: whole weights are dropped after a unit's forward and gathered again for its backward (3 P elements a step);
-    without, they stay until its backward is over (2 P), and the peak holds the whole model.
+    without, they stay until its backward is over (2 P), and the peak holds the whole model. None is PyTorch's default:
+    the blocks are resharded, the outermost unit is not.
     replicas: hybrid sharding; the ranks form that many groups, each of which holds the whole model in shards.
     deferred: which communication of gradients waits for the last micro-batch. "all": gradients stay whole on each rank
     until then. "all-reduce": shards are summed inside a group at once, over groups in the end. "none": nothing waits.
@@ -45,7 +46,7 @@ class FullyShard(Strategy):
         model: nn.Module,
         make_optimizer: MakeOptimizer,
         *,
-        reshard: bool = True,
+        reshard: bool | None = True,
         replicas: int = 1,
         deferred: Literal["all", "all-reduce", "none"] = "all",
         keep: bool = False,
@@ -61,7 +62,7 @@ class FullyShard(Strategy):
         policy = precision or MixedPrecisionPolicy()
         for module in units(model).values():  # the model last: its unit is what no block has taken
             self.root: FSDPModule = fully_shard(
-                module, mesh=mesh, reshard_after_forward=reshard and not keep, mp_policy=policy
+                module, mesh=mesh, reshard_after_forward=False if keep else reshard, mp_policy=policy
             )
             # The sum over ranks, not their mean. (A factor alone asks for an operation that gloo does not have.)
             self.root.set_gradient_divide_factor(1.0)

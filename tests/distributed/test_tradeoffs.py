@@ -60,6 +60,12 @@ def test_four_micro_batches_of_fully_shard(options: dict, sent: float) -> None:
     assert found.sent == pytest.approx(sent, rel=1e-3)
 
 
+def test_pytorchs_default_keeps_the_outermost_unit() -> None:
+    with fake_ranks(4):
+        found = tradeoffs.measure_here(partial(FullyShard, reshard=None), 1, tradeoffs.small(), 4, 16, watch=False)
+    assert found.sent == pytest.approx(3 - (1024 * 128 + 128) / found.parameters, rel=1e-3)
+
+
 @pytest.mark.parametrize(("strategy", "sent"), [(zero.Zero1, 2), (zero.Zero2, 5), (zero.Zero3, 12)])
 def test_four_micro_batches_of_zero(strategy: type, sent: float) -> None:
     with fake_ranks(4):
