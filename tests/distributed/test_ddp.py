@@ -95,12 +95,13 @@ def test_replicas_start_as_rank_0s() -> None:
         assert run_ranks(other_start, 2, strategy) == [True, True]
 
 
-def test_checksum_sees_one_bit_and_the_names() -> None:
-    one, other = uneven_model(), uneven_model()
-    assert parameter_checksum(one) == parameter_checksum(other) < 2**56
-    with torch.no_grad():
-        p = next(other.parameters())
-        p.view(-1)[0] = torch.nextafter(p.view(-1)[0], torch.tensor(torch.inf))
-    assert parameter_checksum(one) != parameter_checksum(other)
-    half = uneven_model().to(torch.bfloat16)
-    assert parameter_checksum(half) != parameter_checksum(one)
+def test_checksum_sees_one_bit_of_any_parameter() -> None:
+    whole = parameter_checksum(uneven_model())
+    assert whole == parameter_checksum(uneven_model()) < 2**56
+    for name, _ in uneven_model().named_parameters():
+        other = uneven_model()
+        with torch.no_grad():
+            last = other.get_parameter(name).view(-1)[-1:]
+            last.copy_(torch.nextafter(last, torch.tensor(torch.inf)))
+        assert parameter_checksum(other) != whole, name
+    assert parameter_checksum(uneven_model().to(torch.bfloat16)) != whole
