@@ -4,42 +4,16 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from course_lib.figures.colors import COLORS, series, text_on
 from course_lib.figures.rounding import BIT_COLORS, Place, number
+from course_lib.figures.svg import MUTED, PAGE, RULE, WIDTH, end_labels, head, line, put_text, svg
 
 __all__ = ["sums_svg", "value_svg"]
-
-_WIDTH = 768
-_PAGE = "var(--jp-content-font-color1, #1A1A1A)"
-_MUTED = "var(--jp-content-font-color2, #5F6368)"
-_RULE = "var(--jp-border-color1, #C8C8C8)"
-
-
-def _head(title: str, subtitle: str) -> str:
-    return (
-        f'<div style="font-size: 17px; font-weight: 600; margin-top: 8px">{html.escape(title)}</div>'
-        f'<div class="course-muted" style="margin-bottom: 6px">{html.escape(subtitle) or "&nbsp;"}</div>'
-    )
-
-
-def _svg(height: int, parts: Iterable[str]) -> str:
-    style = "display: block; width: 100%; max-width: 768px; height: auto; overflow: visible"
-    font = "font-family: var(--jp-content-font-family, sans-serif); font-size: 13px"
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" style="{style}; {font}" aria-hidden="true">{"".join(parts)}</svg>'
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "middle", fill: str = _PAGE, extra: str = "") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" dominant-baseline="central"'
-    return f'<text {place} fill="{fill}" {extra}>{html.escape(text)}</text>'
-
-
-def _line(x0: float, y0: float, x1: float, y1: float, stroke: str = _PAGE, width: float = 2) -> str:
-    return f'<path d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}" stroke="{stroke}" stroke-width="{width}" fill="none"/>'
 
 
 def value_svg(
@@ -49,13 +23,13 @@ def value_svg(
     parts = _bits(bits, words)
     if place:
         parts += _number_line(place)
-    return _head(title, subtitle) + _svg(200, parts)
+    return head(title, subtitle) + svg(200, parts)
 
 
 def _bits(bits: tuple[str, str, str], words: tuple[str, str, str]) -> list[str]:
     parts: list[str] = []
     gap = 14
-    step = min(42.0, (_WIDTH - 2 * gap) / max(sum(map(len, bits)), 1))
+    step = min(42.0, (WIDTH - 2 * gap) / max(sum(map(len, bits)), 1))
     side = step - min(6.0, step / 6)
     left, ends = 0.0, -20.0
     for (name, color), group, text in zip(BIT_COLORS.items(), bits, words, strict=True):
@@ -65,12 +39,12 @@ def _bits(bits: tuple[str, str, str], words: tuple[str, str, str]) -> list[str]:
             box = f'x="{left:.1f}" y="2" width="{side:.1f}" height="40" rx="4" fill="{color}"'
             parts.append(f'<rect {box} fill-opacity="{1 if strong else 0.22}"/>')
             size = f'font-size="{min(19.0, side * 0.72):.1f}"'
-            parts.append(_text(left + side / 2, 23, bit, fill=text_on(color) if strong else _PAGE, extra=size))
+            parts.append(put_text(left + side / 2, 23, bit, fill=text_on(color) if strong else PAGE, extra=size))
             left += step
         label = f"{name} {text}".strip()
         if group:
             parts.append(f'<circle cx="{start + 5:.1f}" cy="60" r="5" fill="{color}"/>')
-            parts.append(_text(start + 15, 60, label, anchor="start"))
+            parts.append(put_text(start + 15, 60, label, anchor="start"))
         ends = start + 15 + 7.0 * len(label)
         left += gap
     return parts
@@ -78,25 +52,25 @@ def _bits(bits: tuple[str, str, str], words: tuple[str, str, str]) -> list[str]:
 
 def _number_line(place: Place) -> list[str]:
     y, low, high = 146, place.ticks[0][0], place.ticks[-1][0]
-    unit = (_WIDTH - 110) / ((high - low) or 1)
+    unit = (WIDTH - 110) / ((high - low) or 1)
 
     def at(x: float) -> float:
         return 55 + (x - low) * unit
 
-    parts = [_line(0, y, _WIDTH, y, _RULE, 1.5)]
+    parts = [line(0, y, WIDTH, y, RULE, 1.5)]
     if place.middle is not None:
-        parts.append(_line(at(place.middle), y - 6, at(place.middle), y + 6, _MUTED, 1))
+        parts.append(line(at(place.middle), y - 6, at(place.middle), y + 6, MUTED, 1))
     last = -math.inf
     for x, label in place.ticks:
-        parts.append(_line(at(x), y - 10, at(x), y + 10))
+        parts.append(line(at(x), y - 10, at(x), y + 10))
         if at(x) - last >= 8.0 * len(label) + 10:
-            parts.append(_text(at(x), y + 24, label, extra='font-weight="700"' if x == place.stored else ""))
+            parts.append(put_text(at(x), y + 24, label, extra='font-weight="700"' if x == place.stored else ""))
             last = at(x)
     color = COLORS["vermilion"]
-    dot, target = min(max(at(place.asked), 12), _WIDTH - 12), at(place.stored)
+    dot, target = min(max(at(place.asked), 12), WIDTH - 12), at(place.stored)
     parts.append(f'<circle cx="{dot:.1f}" cy="{y}" r="6" fill="{color}"/>')
-    anchor = "middle" if 90 < dot < _WIDTH - 90 else "start" if dot <= 90 else "end"
-    parts.append(_text(dot, y - 44, f"{number(place.asked, abs(high - low) / 60)} asked for", anchor=anchor))
+    anchor = "middle" if 90 < dot < WIDTH - 90 else "start" if dot <= 90 else "end"
+    parts.append(put_text(dot, y - 44, f"{number(place.asked, abs(high - low) / 60)} asked for", anchor=anchor))
     if abs(target - dot) > 4:
         away = 4 if target < dot else -4
         tip = target + away
@@ -153,14 +127,14 @@ def sums_svg(
     ticks = _nice(low, high)
     gap = abs(ticks[1] - ticks[0]) if len(ticks) > 1 else 0.0
     for tick in ticks:
-        parts.append(_line(left, float(y(tick)), right, float(y(tick)), _RULE, 0.6))
-        parts.append(_text(left - 8, float(y(tick)), number(tick, gap), anchor="end", fill=_MUTED))
+        parts.append(line(left, float(y(tick)), right, float(y(tick)), RULE, 0.6))
+        parts.append(put_text(left - 8, float(y(tick)), number(tick, gap), anchor="end", fill=MUTED))
     for tick in _nice(0, count):
         if float(tick).is_integer():
-            parts.append(_text(float(x(tick)), bottom + 16, f"{int(tick):,}", fill=_MUTED))
-    parts.append(_text((left + right) / 2, bottom + 36, "additions", fill=_MUTED))
-    parts.append(path(exact[keep], f'stroke="{_RULE}" stroke-width="8"'))
-    ends = [(float(y(exact[-1])), _RULE, f"exact {number(float(exact[-1]))}")]
+            parts.append(put_text(float(x(tick)), bottom + 16, f"{int(tick):,}", fill=MUTED))
+    parts.append(put_text((left + right) / 2, bottom + 36, "additions", fill=MUTED))
+    parts.append(path(exact[keep], f'stroke="{RULE}" stroke-width="8"'))
+    ends = [(float(y(exact[-1])), RULE, f"exact {number(float(exact[-1]))}")]
     for index, (name, values) in enumerate(shown.items()):
         color, dash = _stroke(index)
         parts.append(path(values, f'stroke="{color}" stroke-width="2.5" {dash}'))
@@ -171,8 +145,8 @@ def sums_svg(
             dot = f'cx="{float(x(end)):.1f}" cy="{float(y(curves[name][end])):.1f}" r="6" fill="{color}"'
             parts.append(f"<circle {dot}><title>{html.escape(name)} stops after {end:,} additions</title></circle>")
     if np.isfinite([place for place, _, _ in ends]).all():
-        parts += _end_labels(ends, right, top, bottom)
-    return _head(title, subtitle) + _svg(296, parts)
+        parts += end_labels(ends, right, top, bottom)
+    return head(title, subtitle) + svg(296, parts)
 
 
 def _stroke(index: int) -> tuple[str, str]:
@@ -180,21 +154,3 @@ def _stroke(index: int) -> tuple[str, str]:
     dashes = style["linestyle"]
     pattern = "" if isinstance(dashes, str) else " ".join(f"{3 * d:g}" for d in dashes[1])
     return str(style["color"]), f'stroke-dasharray="{pattern}"' if pattern else ""
-
-
-def _end_labels(ends: Sequence[tuple[float, str, str]], right: float, top: float, bottom: float) -> list[str]:
-    """Names at the right ends, in order, at least a line apart, inside the picture."""
-    parts, order = [], sorted(ends)
-    places: list[float] = []
-    for place, _, _ in order:
-        places.append(max(place, places[-1] + 17 if places else top))
-    over = places[-1] - bottom
-    if over > 0:
-        limit = bottom
-        for i in range(len(places) - 1, -1, -1):
-            places[i] = min(places[i], limit)
-            limit = places[i] - 17
-    for (place, color, text), moved in zip(order, places, strict=True):
-        parts.append(_line(right + 2, place, right + 16, moved, color, 2))
-        parts.append(_text(right + 20, moved, text, anchor="start"))
-    return parts

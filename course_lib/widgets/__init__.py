@@ -4,6 +4,7 @@ from course_lib.widgets.accumulator import accumulator_explorer
 from course_lib.widgets.batch_calculator import batch_calculator
 from course_lib.widgets.checkpoint_explorer import checkpoint_explorer
 from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
+from course_lib.widgets.crossover import crossover_explorer
 from course_lib.widgets.explorer import Goal, Preset, View, explorer
 from course_lib.widgets.hints import hint
 from course_lib.widgets.live import watch
@@ -26,6 +27,7 @@ __all__ = [
     "accumulator_explorer",
     "batch_calculator",
     "checkpoint_explorer",
+    "crossover_explorer",
     "explorer",
     "hint",
     "next_token_explorer",
