@@ -60,8 +60,10 @@ def test_every_cluster_says_where_its_figures_are_from():
 
 
 def test_tokens_a_gpu_as_the_scaling_book_has_them():
-    """Part 12 there: an H100 in a 400 GB/s network needs about 2,500 tokens, all in 16 bits and at its peak. Attention's
-    own products, which they leave out, need a short sequence to be small."""
+    """Part 12 there: an H100 in a 400 GB/s network needs about 2,500 tokens, all in 16 bits and at its peak.
+
+    Attention's own products, which they leave out, need a short sequence to be small.
+    """
     ideal = replace(H100, reached=1.0, bytes_reduced=2, peak=990e12)
     tokens = 2**24
     step = fsdp_step(MODELS["Llama 2 70B"], 128, tokens, 64, ideal)
