@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -35,6 +36,12 @@ class Process:
     """What went to the descriptors 1 and 2 past Python's streams."""
     code: int | None = None
     """Exit code, once it has ended; negative: the number of the signal."""
+
+    def close(self) -> None:
+        """Let go of the connection and the files; a rank that still runs ends by itself then."""
+        self.connection.close()
+        for file in self.bare:
+            file.close()
 
 
 class Starter(Protocol):
@@ -85,16 +92,17 @@ class Crew:
                 time.sleep(0.002)
         finally:
             for process in self.processes:
-                process.connection.close()
-                for file in process.bare:
-                    file.close()
+                process.close()
             self.processes = []
 
     def _left(self) -> list[Process]:
-        with suppress(RankError):  # the fork server has gone and has taken its ranks along
+        try:
             self.starter.look(self.processes)
-            return [process for process in self.processes if process.code is None]
-        return []
+        except RankError:  # the fork server has gone
+            for process in self.processes:
+                self.starter.kill(process)
+            return []
+        return [process for process in self.processes if process.code is None]
 
 
 def search_path() -> list[str]:
@@ -188,7 +196,11 @@ class ForkServer:
                 process.code = self._exits.pop(process.pid, None)
 
     def kill(self, process: Process) -> None:
-        self._ask({"kill": process.pid})
+        if self.process.poll() is None:
+            self._ask({"kill": process.pid})
+        elif process.code is None:
+            with suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
 
     def dump(self, process: Process) -> None:
         self._ask({"dump": process.pid})

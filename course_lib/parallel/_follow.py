@@ -45,6 +45,7 @@ class Follower:
             if not running and all(rank.ready for rank in self.ranks):
                 limit, started, running = self.timeout, time.monotonic(), True
             self.listen(min(0.25, max(0.0, started + limit - time.monotonic())))
+            self.crew.starter.look(self.crew.processes)  # raises when what started the ranks has gone
             self.show_bare()
             if any(rank.failure or rank.death for rank in self.ranks):
                 raise self.fault()

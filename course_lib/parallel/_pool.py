@@ -40,10 +40,13 @@ class Pool:
     def close(self) -> None:
         atexit.unregister(self.close)
         if self.alive():
-            for process in [*self._members.values()]:
+            for process in self._members.values():
                 end_session(process)
                 process.wait()
             self._members.clear()
+            for member in self._free:
+                member.close()
+            self._free.clear()
 
     def start(self, ranks: int) -> list[Process]:
         """Those that are there, and new ones for what is missing."""
