@@ -41,12 +41,12 @@ def _move(returned: Any) -> Any:
 
 def _handed_on(ranks: int) -> Table:
     """What a ring does: what arrives goes on in the next step, and is added until it holds every rank's part."""
-    hand = [((rank - 1) % ranks, {rank}) for rank in range(ranks)]  # (chunk, whose parts are in it)
+    hand = [(rank, {rank}) for rank in range(ranks)]  # (chunk, whose parts are in it)
     table: Table = []
     for _ in range(2 * ranks - 2):
         table.append([(chunk, len(parts) < ranks) for chunk, parts in hand])
-        hand = [(chunk, parts | {(rank + 1) % ranks}) for rank, (chunk, parts) in enumerate(hand)]
-        hand = [hand[-1], *hand[:-1]]
+        hand = [(chunk, parts | {(rank - 1) % ranks}) for rank, (chunk, parts) in enumerate(hand)]
+        hand = [*hand[1:], hand[0]]  # each rank's goes to the rank before it
     return table
 
 
@@ -57,14 +57,15 @@ def _moves(ranks: int, chunk: Callable[[int, int], int], adds: Callable[[int], b
 def _wrong_moves(n: int) -> dict[str, Table]:
     """What each misconception sends."""
     adding = lambda step: step < n - 1
-    chunk = lambda rank, step: rank - 1 - step
+    chunk = lambda rank, step: rank + step
     return {
-        "always-the-same-chunk": _moves(n, lambda rank, step: rank - 1, adding),
-        "counts-up": _moves(n, lambda rank, step: rank - 1 + step, adding),
-        "starts-with-its-own": _moves(n, lambda rank, step: rank - step, adding),
+        "always-the-same-chunk": _moves(n, lambda rank, step: rank, adding),
+        "turns-the-other-way": _moves(n, lambda rank, step: rank - step, adding),
+        "the-chapter-s-ring": _moves(n, lambda rank, step: rank - 1 - step, adding),
+        "starts-with-another": _moves(n, lambda rank, step: rank - 1 + step, adding),
         "one-chunk-at-a-time": _moves(n, lambda rank, step: step, adding),
-        "starts-over": _moves(n, lambda rank, step: rank - 1 - (step if adding(step) else step - n + 1), adding),
-        "names-what-arrives": _moves(n, lambda rank, step: rank - 2 - step, adding),
+        "starts-over": _moves(n, lambda rank, step: rank + (step if adding(step) else step - n + 1), adding),
+        "names-what-arrives": _moves(n, lambda rank, step: rank + 1 + step, adding),
         "adds-to-the-end": _moves(n, chunk, lambda step: True),
         "adds-once-too-often": _moves(n, chunk, lambda step: step < n),
         "adds-once-too-few": _moves(n, chunk, lambda step: step < n - 2),
@@ -73,9 +74,10 @@ def _wrong_moves(n: int) -> dict[str, Table]:
 
 
 MOVE_HINTS = {
-    "always-the-same-chunk": "each rank sends one and the same chunk in every step. What came in meanwhile?",
-    "counts-up": "your chunk numbers grow from step to step. Whose chunk arrived at this rank? Its number?",
-    "starts-with-its-own": "in your step 0 a rank sends the chunk of its own number. Which one does the text ask for?",
+    "always-the-same-chunk": "each rank sends one and the same chunk in every step. What has arrived meanwhile?",
+    "turns-the-other-way": "these chunks are of a ring that turns the other way. From which rank does one arrive here?",
+    "the-chapter-s-ring": "this is the chapter's ring. Which way does this one turn? With which chunk does it begin?",
+    "starts-with-another": "in your step 0 a rank sends the chunk before its own. Which one does the text ask for?",
     "one-chunk-at-a-time": "in each of your steps all ranks send the same chunk. Does each hand on what arrived?",
     "starts-over": "from step {half} on your ring begins anew with the chunk of step 0. Which one is complete by then?",
     "names-what-arrives": "this is the chunk that the rank receives in that step; asked is the one it sends",
@@ -84,7 +86,11 @@ MOVE_HINTS = {
     "adds-once-too-few": "the chunks are right. How many steps does a chunk take until every rank has added to it?",
     "adding-comes-last": "the chunks are right. Which comes first, a sum or its copies?",
 }
-SAME_BELIEF = {"adds-once-too-few": "adds-once-too-often"}
+SAME_BELIEF = {
+    "adds-once-too-few": "adds-once-too-often",
+    "the-chapter-s-ring": "turns-the-other-way",
+    "starts-with-another": "starts-with-any-chunk",
+}
 
 
 def move_judge(case: Case, returned: Any) -> Wrong | None:
@@ -133,8 +139,8 @@ MOVE = Exercise(
     forbidden=("course_lib.parallel",),
     misconceptions={
         "always-the-same-chunk": "each rank sends its own chunk until everybody has it",
-        "counts-up": "a rank sends the next higher chunk in every step",
-        "starts-with-its-own": "a rank begins with the chunk of its own number, whichever it is to end with",
+        "turns-the-other-way": "chunks are sent in the same order, whichever way a ring turns",
+        "starts-with-any-chunk": "with which chunk a rank begins makes no difference",
         "one-chunk-at-a-time": "the ring works on one chunk after the other",
         "starts-over": "the second half repeats the first one's order from its start",
         "names-what-arrives": "what a rank sends and what it receives in a step is the same chunk",

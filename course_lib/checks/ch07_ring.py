@@ -4,6 +4,7 @@ The oracle adds the buffers up. Their numbers are whole and small, so that FP32 
 """
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,8 @@ def ring_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     return on_ranks(ring_work, len(case["buffers"]), answer, case["buffers"])
 
 
-def _ring(case: Case, rule: str, start: int, short: tuple[int, int] = (0, 0), late: int = 0) -> np.ndarray:
-    """(rank, element): what a ring with one mistake leaves. In step 0 rank r sends chunk r + start.
+def _ring(case: Case, rule: str, start: int, turn: int, short: tuple[int, int] = (0, 0), late: int = 0) -> np.ndarray:
+    """(rank, element): what a ring with one mistake leaves. In step 0 rank r sends chunk r + start to rank r + turn.
 
     short: steps that the first and the second half lack. late: chunks by which the second half begins too far on.
     """
@@ -58,11 +59,11 @@ def _ring(case: Case, rule: str, start: int, short: tuple[int, int] = (0, 0), la
     steps = [(step, True) for step in range(n - 1 - short[0])]
     steps += [(step + n - 1 + late, False) for step in range(second)]
     for step, adds in steps:
-        out = [(rank + start - step) % n for rank in range(n)]
+        out = [(rank + start - turn * step) % n for rank in range(n)]
         source = held if rule == "hands-on-what-came" and adds else parts
         wire = [source[rank][out[rank]].copy() for rank in range(n)]
         for rank in range(n):
-            chunk, came = out[rank - 1], wire[rank - 1]
+            chunk, came = out[(rank - turn) % n], wire[(rank - turn) % n]
             held[rank][chunk] = came
             add = (adds or rule == "adds-in-both-halves") and rule != "nothing-is-added"
             parts[rank][chunk] = parts[rank][chunk] + came if add else came
@@ -77,12 +78,12 @@ def _ring_guesses(case: Case) -> Iterator[tuple[str, np.ndarray]]:
     yield "does-nothing", buffers
     whole = elements // n * n
     yield "ranks-divide-the-buffer", np.concatenate([total[:, :whole], buffers[:, whole:]], axis=1)
-    yield "one-neighbour-is-enough", buffers + np.roll(buffers, 1, axis=0)
-    for rule in RING_HINTS:
-        for start in range(n):
-            for short in [(1, 0), (0, 1), (1, 1)] if rule == "one-step-too-few" and n > 1 else [(0, 0)]:
-                for late in range(1, n) if rule == "starts-with-an-incomplete-chunk" else [0]:
-                    yield rule, _ring(case, rule, start, short, late)
+    for turn in (-1, 1):
+        yield "one-neighbour-is-enough", buffers + np.roll(buffers, turn, axis=0)
+    for rule, turn, start in product(RING_HINTS, (-1, 1), range(n)):
+        for short in [(1, 0), (0, 1), (1, 1)] if rule == "one-step-too-few" and n > 1 else [(0, 0)]:
+            for late in range(1, n) if rule == "starts-with-an-incomplete-chunk" else [0]:
+                yield rule, _ring(case, rule, start, turn, short, late)
 
 
 RING_HINTS = {
@@ -145,7 +146,7 @@ def _ring_traffic(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
         if len(sent) < len(one["sent"]):
             name = next(entry[0] for entry in one["sent"] if entry[0] != "send")
             return Wrong(f"the sums are right; `{name}` did it, and `send` and `recv` alone are to: write it yourself")
-        others = {peer for _, size, peer in sent if size} - {(rank + 1) % n}
+        others = {peer for _, size, peer in sent if size} - {(rank - 1) % n}
         if others:
             return _not_a_ring(rank, sorted(others), ranks)
         total, messages = sum(size for _, size, _ in sent), sum(size > 0 for _, size, _ in sent)
@@ -163,15 +164,17 @@ def _ring_traffic(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
 def _not_a_ring(rank: int, others: list[int], ranks: list[dict[str, Any]]) -> Wrong:
     n = len(ranks)
     to = [{peer for _, size, peer in one["sent"] if size} for one in ranks]
-    if all(peers == {(number - 1) % n} for number, peers in enumerate(to)):
+    if all(peers == {(number + 1) % n} for number, peers in enumerate(to)):
         return Wrong(
-            "the sums are right, but your ring turns the other way: each rank is to send to the next higher one"
+            "the sums are right, but your ring turns the other way: each rank is to send to the rank before it"
         )
     if any(all(peers == {root} for number, peers in enumerate(to) if number != root) for root in range(n)):
         return Wrong(
             "the sums are right; one rank receives from all others and sends to all. In a ring?", "one-rank-adds"
         )
-    return Wrong(f"the sums are right; rank {rank} sent to {others}, and the next of {n} ranks is {(rank + 1) % n}")
+    return Wrong(
+        f"the sums are right; rank {rank} sent to {others}, and the rank before it, of {n}, is {(rank - 1) % n}"
+    )
 
 
 RING = Exercise(

@@ -14,17 +14,22 @@ from course_lib.checks.ch07_traffic import traffic
 
 @wrong("which-chunk", "always-the-same-chunk")
 def wrong_own_chunk_for_ever(rank, step, ranks):
-    return (rank - 1) % ranks, step < ranks - 1
+    return rank, step < ranks - 1
 
 
-@wrong("which-chunk", "counts-up")
-def wrong_upwards(rank, step, ranks):
-    return (rank - 1 + step) % ranks, step < ranks - 1
-
-
-@wrong("which-chunk", "starts-with-its-own")
-def wrong_starts_with_own(rank, step, ranks):
+@wrong("which-chunk", "turns-the-other-way")
+def wrong_downwards(rank, step, ranks):
     return (rank - step) % ranks, step < ranks - 1
+
+
+@wrong("which-chunk", "turns-the-other-way", says="the chapter's ring")
+def wrong_as_in_the_chapter(rank, step, ranks):
+    return (rank - step - 1) % ranks, step < ranks - 1
+
+
+@wrong("which-chunk", "starts-with-any-chunk")
+def wrong_starts_before_its_own(rank, step, ranks):
+    return (rank - 1 + step) % ranks, step < ranks - 1
 
 
 @wrong("which-chunk", "one-chunk-at-a-time")
@@ -34,60 +39,60 @@ def wrong_step_is_the_chunk(rank, step, ranks):
 
 @wrong("which-chunk", "starts-over")
 def wrong_second_half_from_the_start(rank, step, ranks):
-    return (rank - 1 - step % (ranks - 1)) % ranks, step < ranks - 1
+    return (rank + step % (ranks - 1)) % ranks, step < ranks - 1
 
 
 @wrong("which-chunk", "names-what-arrives")
 def wrong_received_chunk(rank, step, ranks):
-    return (rank - 2 - step) % ranks, step < ranks - 1
+    return (rank + 1 + step) % ranks, step < ranks - 1
 
 
 @wrong("which-chunk", "adds-to-the-end")
 def wrong_always_adds(rank, step, ranks):
-    return (rank - 1 - step) % ranks, True
+    return (rank + step) % ranks, True
 
 
 @wrong("which-chunk", "adds-once-too-often")
 def wrong_adds_n_times(rank, step, ranks):
-    return (rank - 1 - step) % ranks, step < ranks
+    return (rank + step) % ranks, step < ranks
 
 
 @wrong("which-chunk", "adds-once-too-often")
 def wrong_adds_less(rank, step, ranks):
-    return (rank - 1 - step) % ranks, step < ranks - 2
+    return (rank + step) % ranks, step < ranks - 2
 
 
 @wrong("which-chunk", "adding-comes-last")
 def wrong_gathers_first(rank, step, ranks):
-    return (rank - 1 - step) % ranks, step >= ranks - 1
+    return (rank + step) % ranks, step >= ranks - 1
 
 
-@wrong("which-chunk", says="chunks 0 to 2; yours is -1")
+@wrong("which-chunk", says="chunks 0 to 2; yours is 3")
 def wrong_no_modulo(rank, step, ranks):
-    return rank - 1 - step, step < ranks - 1
+    return rank + step, step < ranks - 1
 
 
 @wrong("which-chunk", says="two values are wanted")
 def wrong_chunk_alone(rank, step, ranks):
-    return (rank - 1 - step) % ranks
+    return (rank + step) % ranks
 
 
 @wrong("which-chunk", says="True or False")
 def wrong_says_add(rank, step, ranks):
-    return (rank - 1 - step) % ranks, "add" if step < ranks - 1 else "copy"
+    return (rank + step) % ranks, "add" if step < ranks - 1 else "copy"
 
 
 @right("which-chunk")
 def right_hands_on(rank, step, ranks):
-    chunk = (rank - 1) % ranks if step == 0 else right_hands_on.value((rank - 1) % ranks, step - 1, ranks)[0]
+    chunk = rank if step == 0 else right_hands_on.value((rank + 1) % ranks, step - 1, ranks)[0]
     return chunk, step + 1 < ranks
 
 
 @right("which-chunk")
 def right_two_phases(rank, step, ranks):
     if step < ranks - 1:
-        return (rank + ranks - 1 - step) % ranks, True
-    return np.int64((rank - (step - ranks + 1)) % ranks), np.False_
+        return (rank + step) % ranks, True
+    return np.int64((rank - 1 + (step - ranks + 1)) % ranks), np.False_
 
 
 # 07.2 ring all-reduce
@@ -96,16 +101,16 @@ def right_two_phases(rank, step, ranks):
 def _both(out, into):
     """Send and receive at once."""
     n, r = dist.get_world_size(), dist.get_rank()
-    work = dist.isend(out, (r + 1) % n)
-    dist.recv(into, (r - 1) % n)
+    work = dist.isend(out, (r - 1) % n)
+    dist.recv(into, (r + 1) % n)
     work.wait()
 
 
-def _ring(buffer, *, add=True, gather=True, late=0, copy=True, start=-1, short=0):
+def _ring(buffer, *, add=True, gather=True, late=0, copy=True, start=0, short=0):
     n, r = dist.get_world_size(), dist.get_rank()
     parts = buffer.tensor_split(n)
     for s in range(n - 1 - short):
-        out, into = parts[(r + start - s) % n], parts[(r + start - 1 - s) % n]
+        out, into = parts[(r + start + s) % n], parts[(r + start + 1 + s) % n]
         came = torch.empty_like(into)
         _both(out, came)
         if add:
@@ -113,8 +118,8 @@ def _ring(buffer, *, add=True, gather=True, late=0, copy=True, start=-1, short=0
         else:
             into.copy_(came)
     for s in range(n - 1 - short if gather else 0):
-        begin = start - (n - 1) - late
-        out, into = parts[(r + begin - s) % n], parts[(r + begin - 1 - s) % n]
+        begin = start + n - 1 + late
+        out, into = parts[(r + begin + s) % n], parts[(r + begin + 1 + s) % n]
         came = torch.empty_like(into)
         _both(out, came)
         if copy:
@@ -135,8 +140,8 @@ def wrong_reduce_scatter_only(buffer):
 
 
 @wrong("ring-all-reduce", "forgets-the-second-half")
-def wrong_reduce_scatter_only_from_own(buffer):
-    _ring(buffer, gather=False, start=0)
+def wrong_reduce_scatter_only_from_another(buffer):
+    _ring(buffer, gather=False, start=-1)
 
 
 @wrong("ring-all-reduce", "nothing-is-added")
@@ -164,15 +169,15 @@ def wrong_a_step_less(buffer):
     _ring(buffer, short=1 if dist.get_world_size() > 2 else 0)
 
 
-@wrong("ring-all-reduce", "send-returns-at-once", says="waits in send to rank 1")
+@wrong("ring-all-reduce", "send-returns-at-once", says="waits in send to rank 3")
 def wrong_all_send_first(buffer):
     n, r = dist.get_world_size(), dist.get_rank()
     parts = buffer.tensor_split(n)
     for s in range(2 * n - 2):
-        out, into = parts[(r - 1 - s) % n], parts[(r - 2 - s) % n]
+        out, into = parts[(r + s) % n], parts[(r + 1 + s) % n]
         came = torch.empty_like(into)
-        dist.send(out, (r + 1) % n)
-        dist.recv(came, (r - 1) % n)
+        dist.send(out, (r - 1) % n)
+        dist.recv(came, (r + 1) % n)
         into.copy_(into + came if s < n - 1 else came)
 
 
@@ -180,22 +185,22 @@ def wrong_all_send_first(buffer):
 def wrong_all_receive_first(buffer):
     n, r = dist.get_world_size(), dist.get_rank()
     came = torch.empty_like(buffer)
-    dist.recv(came, (r - 1) % n)
-    dist.send(buffer, (r + 1) % n)
+    dist.recv(came, (r + 1) % n)
+    dist.send(buffer, (r - 1) % n)
 
 
 @wrong("ring-all-reduce", "hands-on-what-came")
 def wrong_hands_on(buffer):
     n, r = dist.get_world_size(), dist.get_rank()
     parts = buffer.tensor_split(n)
-    out = parts[(r - 1) % n]
+    out = parts[r]
     for s in range(n - 1):
-        came = torch.empty_like(parts[(r - 2 - s) % n])
+        came = torch.empty_like(parts[(r + 1 + s) % n])
         _both(out, came)
-        parts[(r - 2 - s) % n].add_(came)
+        parts[(r + 1 + s) % n].add_(came)
         out = came
     for s in range(n - 1):
-        _both(parts[(r - s) % n], parts[(r - 1 - s) % n])
+        _both(parts[(r - 1 + s) % n], parts[(r + s) % n])
 
 
 @wrong("ring-all-reduce", "ranks-divide-the-buffer")
@@ -210,8 +215,8 @@ def wrong_reshapes(buffer):
     parts = buffer.view(n, -1)
     for s in range(2 * n - 2):
         came = torch.empty_like(parts[0])
-        _both(parts[(r - 1 - s) % n].contiguous(), came)
-        parts[(r - 2 - s) % n] = parts[(r - 2 - s) % n] + came if s < n - 1 else came
+        _both(parts[(r + s) % n].contiguous(), came)
+        parts[(r + 1 + s) % n] = parts[(r + 1 + s) % n] + came if s < n - 1 else came
 
 
 @wrong("ring-all-reduce", says="IndexError")
@@ -219,9 +224,9 @@ def wrong_chunk_gives_fewer(buffer):
     n, r = dist.get_world_size(), dist.get_rank()
     parts = buffer.chunk(n)
     for s in range(2 * n - 2):
-        came = torch.empty_like(parts[(r - 2 - s) % n])
-        _both(parts[(r - 1 - s) % n], came)
-        parts[(r - 2 - s) % n].copy_(parts[(r - 2 - s) % n] + came if s < n - 1 else came)
+        came = torch.empty_like(parts[(r + 1 + s) % n])
+        _both(parts[(r + s) % n], came)
+        parts[(r + 1 + s) % n].copy_(parts[(r + 1 + s) % n] + came if s < n - 1 else came)
 
 
 @wrong("ring-all-reduce", "one-neighbour-is-enough")
@@ -286,17 +291,17 @@ def wrong_other_direction(buffer):
     n, r = dist.get_world_size(), dist.get_rank()
     parts = buffer.tensor_split(n)
     for s in range(2 * n - 2):
-        out, into = parts[(r + 1 + s) % n], parts[(r + 2 + s) % n]
+        out, into = parts[(r - 1 - s) % n], parts[(r - 2 - s) % n]
         came = torch.empty_like(into)
-        work = dist.isend(out, (r - 1) % n)
-        dist.recv(came, (r + 1) % n)
+        work = dist.isend(out, (r + 1) % n)
+        dist.recv(came, (r - 1) % n)
         work.wait()
         into.copy_(into + came if s < n - 1 else came)
 
 
 @right("ring-all-reduce")
-def right_from_its_own_chunk(buffer):
-    _ring(buffer, start=0)
+def right_from_another_chunk(buffer):
+    _ring(buffer, start=1)
 
 
 @right("ring-all-reduce")
@@ -309,12 +314,12 @@ def right_batched(buffer):
     for s in range(2 * n - 2):
         came = buffer.new_empty(size)
         ops = [
-            dist.P2POp(dist.isend, padded[(r - 1 - s) % n], (r + 1) % n),
-            dist.P2POp(dist.irecv, came, (r - 1) % n),
+            dist.P2POp(dist.isend, padded[(r + s) % n], (r - 1) % n),
+            dist.P2POp(dist.irecv, came, (r + 1) % n),
         ]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
-        padded[(r - 2 - s) % n] = came + padded[(r - 2 - s) % n] if s < n - 1 else came
+        padded[(r + 1 + s) % n] = came + padded[(r + 1 + s) % n] if s < n - 1 else came
     buffer.copy_(padded.view(-1)[: len(buffer)])
     return buffer
 
@@ -325,13 +330,13 @@ def right_rank_zero_receives_first(buffer):
     edges = [len(buffer) * i // n for i in range(n + 1)]
     parts = [buffer[a:b] for a, b in itertools.pairwise(edges)]
     for s in range(2 * (n - 1)):
-        out, into = parts[(r - s) % n].clone(), parts[(r - s - 1) % n]
+        out, into = parts[(r + 2 + s) % n].clone(), parts[(r + 3 + s) % n]
         came = torch.zeros_like(into)
         if r == 0:
-            dist.recv(came, n - 1)
-        dist.send(out, (r + 1) % n)
+            dist.recv(came, 1)
+        dist.send(out, (r - 1) % n)
         if r:
-            dist.recv(came, r - 1)
+            dist.recv(came, (r + 1) % n)
         into.copy_(into + came if s < n - 1 else came)
 
 
