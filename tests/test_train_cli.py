@@ -54,7 +54,6 @@ def test_without_json_a_line_of_text(text: Path, capfd: pytest.CaptureFixture[st
         (["--resume", "/no/such/run"], "/no/such/run"),
         (["--micro-batch", "5"], "micro_batch=3"),
         (["--parallel", "ddp"], "torchrun --nproc-per-node 2 -m course_lib train --parallel ddp"),
-        (["--parallel", "fdsp"], "'fsdp'"),
         (["--steps", "30", "--out", str(Path(__file__) / "x")], "cannot be written"),
     ],
 )
