@@ -50,8 +50,9 @@ class Follower:
             if any(rank.failure or rank.death for rank in self.ranks):
                 raise self.fault()
             if _report.disagreement(self.ranks):
-                self.ask(GRACE)
-                raise _report.disagreement(self.ranks) or RankError("the ranks disagree")
+                self.ask(GRACE)  # so that it is told of all ranks
+                if (problem := _report.disagreement(self.ranks)) is not None:
+                    raise problem
             if time.monotonic() >= started + limit and not all(rank.finished for rank in self.ranks):
                 self.ask(ANSWER)
                 if not running:
@@ -201,9 +202,10 @@ def tail(file: IO[bytes], begin: int) -> list[bytes]:
         return [b""]
     if hasattr(os, "pread"):  # the rank writes with the same file position
         return os.pread(file.fileno(), 2**20, begin).split(b"\n")
-    with open(file.name, "rb") as copy:
+    with suppress(OSError), open(file.name, "rb") as copy:
         copy.seek(begin)
         return copy.read(2**20).split(b"\n")
+    return [b""]
 
 
 def say(number: int, lines: list[str], kind: str) -> None:
