@@ -191,8 +191,10 @@ def of_hang(ranks: Sequence[Rank], timeout: float) -> RankError:
     lines = [f"{some(slow)} of {len(ranks)} did not finish within {timeout:g} s"]
     lines += [f"  rank {number}: {standing(rank)}" for number, rank in enumerate(ranks)]
     if busy:
-        waiting = "The others wait for it. " if len(busy) == 1 and len(slow) > 1 else ""
+        waiting = f"The others wait for {some(busy)}. " if len(busy) < len(slow) else ""
         lines.append(f"{waiting}If it only needs more time: run_ranks(..., timeout={2 * timeout:g})")
+    elif len(slow) == 1:
+        lines.append("It waits for a call that no other rank makes.")
     else:
         lines.append("Each waits for another: look for a call that one rank makes and its partner does not.")
     return RankError("\n".join(lines), rank=(busy or slow)[0], ranks=tuple(slow))

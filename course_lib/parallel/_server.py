@@ -41,6 +41,7 @@ def main() -> None:
     what, where, path = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = json.loads(path)
+    os.chdir(os.path.dirname(sys.executable))  # a rank goes to its caller's folder; this process keeps none busy
     if what == "pool":
         serve_calls(int(where))
     else:
@@ -93,7 +94,7 @@ def serve_calls(port: int) -> None:
     with suppress(EOFError, OSError):
         while True:
             begin_rank(connection)
-            os.chdir(os.path.dirname(sys.executable))  # no call's folder is kept busy
+            os.chdir(os.path.dirname(sys.executable))
             libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
             for name in set(sys.modules) - known:
                 file = getattr(sys.modules[name], "__file__", None) or ""

@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,6 +298,33 @@ def test_wrong_use_is_one_clear_line(call: Callable[[], Any], text: str) -> None
         call()
     assert text in str(caught.value).splitlines()[0]
     assert run_ranks(dist_rank, 2) == [0, 1]
+
+
+def test_a_module_that_a_rank_cannot_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("made_up_here")
+    exec("def work():\n    return 1\n", module.__dict__)
+    module.work.__module__ = "made_up_here"
+    monkeypatch.setitem(sys.modules, "made_up_here", module)
+    with pytest.raises(RankError) as caught:
+        run_ranks(module.work, 2)
+    first, second, *_ = str(caught.value).splitlines()
+    assert re.match(
+        r"rank \d of 2 could not read the function or its arguments: ModuleNotFoundError: .*made_up_", first
+    )
+    assert "importable" in second and caught.value.ranks == (0, 1)
+
+
+def test_a_result_of_a_class_that_only_the_rank_knows(tmp_path: Path) -> None:
+    (tmp_path / "only_there.py").write_text("class Thing:\n    pass\n", encoding="utf-8", newline="\n")
+
+    def work() -> Any:
+        sys.path.insert(0, str(tmp_path))
+        import only_there  # type: ignore[import-not-found]
+
+        return only_there.Thing()
+
+    with pytest.raises(RankError, match="rank 0 returned something that cannot be read here: ModuleNotFoundError"):
+        run_ranks(work, 1)
 
 
 def test_under_torchrun_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
