@@ -7,6 +7,7 @@ published bugs under the same interface: their loss looks fine, and `checksums` 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "HookOnTensor",
     "TorchDDP",
     "checksums",
+    "lineup",
     "parameter_checksum",
     "same_on_all_ranks",
 ]
@@ -139,6 +141,13 @@ class HookOnParameter(HookOnTensor):
             dist.all_reduce(gradient)
             gradient /= dist.get_world_size()
         return gradient
+
+
+def lineup(seed: int) -> dict[str, type[Strategy]]:
+    """The right one and the three suspects as A to D, in an order that the seed decides."""
+    order: list[type[Strategy]] = [DataParallel, FlagAfterForward, HookOnTensor, HookOnParameter]
+    random.Random(seed).shuffle(order)
+    return dict(zip("ABCD", order, strict=True))
 
 
 def parameter_checksum(model: nn.Module) -> int:

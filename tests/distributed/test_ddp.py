@@ -95,6 +95,12 @@ def test_replicas_start_as_rank_0s() -> None:
         assert run_ranks(other_start, 2, strategy) == [True, True]
 
 
+def test_lineup_has_each_once_and_seeds_differ() -> None:
+    orders = [ddp.lineup(seed) for seed in range(20)]
+    assert all(set(order.values()) == {ddp.DataParallel, *SUSPECTS} and list(order) == list("ABCD") for order in orders)
+    assert orders[0] == ddp.lineup(0) and len({tuple(order.values()) for order in orders}) > 5
+
+
 def test_checksum_sees_one_bit_of_any_parameter() -> None:
     whole = parameter_checksum(uneven_model())
     assert whole == parameter_checksum(uneven_model()) < 2**56
