@@ -116,7 +116,8 @@ class Trainer:
         elif not ranks.sharded:
             self._call = ranks.wrap(self.model, config.weights)
         self._global: tuple[int, np.ndarray, np.ndarray, int] | None = None
-        self._last = True
+        self._passes = 0
+        """Forward passes of this step so far."""
         self._interrupt = StopSignal()
         self.parts = StepParts(
             batch=self._batch,
@@ -146,15 +147,15 @@ class Trainer:
             inputs, targets = self.stream.global_batch(step)
             self._global = step, inputs, targets, int((targets != IGNORE).sum())
         _, inputs, targets, valid = self._global
-        micros = self.parts.micro_batches
-        self._last = micro == micros - 1
-        return Batch(*self.ranks.micro_batch(inputs, targets, micro, micros), valid)
+        return Batch(*self.ranks.micro_batch(inputs, targets, micro, self.parts.micro_batches), valid)
 
     def _input_ids(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(batch.inputs).to(self.device), torch.from_numpy(batch.targets).to(self.device)
 
     def _forward(self, inputs: Tensor) -> Tensor:
-        with self.ranks.forward(self._last), self.random.use(), self.policy.autocast():
+        self._passes += 1
+        last = self._passes >= self.parts.micro_batches
+        with self.ranks.forward(last), self.random.use(), self.policy.autocast():
             return self._call(inputs)
 
     def _loss(self, logits: Tensor, targets: Tensor, valid: int) -> Tensor:
@@ -190,6 +191,7 @@ class Trainer:
         if not self.skipped:
             self.masters.copy_back()
         self.optimizer.zero_grad(set_to_none=True)
+        self._passes = 0
 
     def _scheduler(self) -> float:
         used = float(self.scheduler.get_last_lr()[0])

@@ -11,7 +11,7 @@ from course_lib.config import TrainConfig
 from course_lib.data import IGNORE, BatchStream, Corpus
 from course_lib.events import StepRecord
 from course_lib.parallel.launch import run_ranks
-from course_lib.step import training_step
+from course_lib.step import Batch, training_step
 from course_lib.trainer import Trainer
 
 CORPUS = toy_corpus()
@@ -23,13 +23,23 @@ def config_of(parallel: str = "none", **changes: Any) -> TrainConfig:
 
 
 def uneven(trainer: Trainer, corpus: Corpus) -> None:
-    """Give the rows unequal numbers of valid targets: half of the stream has few, the other half all of them."""
+    """Give the rows unequal numbers of valid targets: half of the stream has few, the other half all of them.
+
+    The batch part is replaced, too, by one that asks the stream for this rank's slice.
+    """
     labels = corpus.train.copy()
     half = len(labels) // 2
     labels[:half][np.arange(half) % 5 != 0] = IGNORE
-    trainer.stream = BatchStream(
+    trainer.stream = stream = BatchStream(
         corpus.train, trainer.context, trainer.config.batch, trainer.config.seed, trainer.step, labels=labels
     )
+    ranks, micros = trainer.ranks, trainer.parts.micro_batches
+
+    def batch(step: int, micro: int) -> Batch:
+        valid = int((stream.global_batch(step)[1] != IGNORE).sum())
+        return Batch(*stream.slice(step, ranks.rank, ranks.world_size, micro, micros), valid)
+
+    trainer.parts.batch = batch
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
