@@ -70,7 +70,7 @@ def test_tokens_a_gpu_as_the_scaling_book_has_them():
     assert tokens / step.crossover == pytest.approx(2475, rel=0.01)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(MODELS)),
     st.sampled_from(list(CLUSTERS)),
@@ -127,7 +127,9 @@ def test_what_it_opens_with(made):
 def test_the_presets_make_their_points(made):
     view = press(made, "Eight laptops")
     assert view.data["devices"] == 8 and "The network limits 8 devices" in view.alt
+    assert view.message.endswith("on laptops: 0.3 TFLOP/s by a device, 0.125 GB/s in a ring.")
     assert "Computing limits" in press(made, "A100 nodes").alt
+    assert made.view.message.endswith("312 TFLOP/s at the peak, 271 reached by a device, 200 GB/s in a ring.")
     assert press(made, "H100 nodes").data["step"].crossover == pytest.approx(1647, abs=1)
     view = press(made, "Llama 3 405B's batch")
     step = view.data["step"]
@@ -176,21 +178,23 @@ EXTREMES = {
     "devices": (1, figures.LARGEST),
     "batch": (2**11, 2**28),
     "sequence": (128, 2**18),
-    "bandwidth": (400 / 2**15, 3200),
-    "peak": (989 / 2**14, 989 * 4),
-    "reached": (5, 100),
+    "bandwidth": (1 / 64, 64),
+    "speed": (1 / 64, 64),
     "latency": (0, 20),
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_no_extreme_raises_or_draws_nonsense(made, model):
+@pytest.mark.parametrize("machines", CLUSTERS)
+@pytest.mark.parametrize("model", list(MODELS)[::3])
+def test_no_extreme_raises_or_draws_nonsense(made, model, machines):
+    chosen = {"model": model, "machines": machines}
     for values in itertools.product(*EXTREMES.values()):
-        made.set(**{**made.defaults, **dict(zip(EXTREMES, values, strict=True)), "model": model})
-        assert not made.error, (values, made.error)
-        assert not re.search(r"\b(nan|inf)\b", made.view.picture + made.view.alt), values
-        for x, y in re.findall(r"([\d.]+),([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', made.view.picture))):
+        view = widget._draw(**{**made.defaults, **dict(zip(EXTREMES, values, strict=True)), **chosen})
+        assert not re.search(r"\b(nan|inf)\b", view.picture + view.alt), values
+        for x, y in re.findall(r"([\d.]+),([\d.]+)", " ".join(re.findall(r'points="([^"]*)"', view.picture))):
             assert 0 <= float(x) <= 768 and 0 <= float(y) <= 388
+    made.set(**{**made.defaults, **{name: high for name, (_, high) in EXTREMES.items()}, **chosen})
+    assert not made.error
 
 
 def test_every_setting_is_drawn_in_time(made):
@@ -203,7 +207,7 @@ def test_every_setting_is_drawn_in_time(made):
 
     for _ in range(20):
         settings = {
-            name: math.exp(rng.uniform(math.log(max(low, 0.1)), math.log(high)))
+            name: math.exp(rng.uniform(math.log(max(low, 0.01)), math.log(high)))
             for name, (low, high) in EXTREMES.items()
         }
         assert min(seconds({**settings, "model": rng.choice(list(MODELS))}) for _ in range(3)) < BUDGET

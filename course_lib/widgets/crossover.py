@@ -17,21 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["crossover_explorer"]
 
-_SENT = {"BF16, gradients FP32": (2, 4), "all BF16": (2, 2), "all FP32": (4, 4)}
+_HALF = log10(2) / 2  # two steps of a slider double
 _AHEAD = {"yes": True, "no": False}
-_H100 = CLUSTERS["H100 nodes"]
 
 
 def _cluster(values: Mapping[str, Any]) -> Cluster:
-    gathered, reduced = _SENT[values["sent"]]
-    return replace(
-        _H100,
-        peak=values["peak"] * 1e12,
-        reached=values["reached"] / 100,
-        bandwidth=values["bandwidth"] * 1e9,
-        bytes_gathered=gathered,
-        bytes_reduced=reduced,
-    )
+    """The machines asked for, with their network and their devices made faster or slower."""
+    made = CLUSTERS[values["machines"]]
+    return replace(made, bandwidth=made.bandwidth * values["bandwidth"], peak=made.peak * values["speed"])
 
 
 def _steps(values: Mapping[str, Any]) -> tuple[dict[int, FsdpStep], int]:
@@ -94,12 +87,21 @@ def _draw(**values: Any) -> View:
         "devices": here,
         "faster": half.seconds / step.seconds if here > 1 else 1.0,
     }
+    cluster = _cluster(values)
+    peak, reached = cluster.peak / 1e12, cluster.peak * cluster.reached / 1e12
+    words = f"{peak:.3g} TFLOP/s at the peak, {reached:.3g} reached" if cluster.reached < 1 else f"{peak:.3g} TFLOP/s"
+    words += f" by a device, {_rate(cluster.bandwidth)} in a ring"
     return View(
         crossover_svg(steps, here, title=title, subtitle=subtitle),
         alt=f"{title}. {subtitle} Crossover at {step.crossover:,.0f} devices, wall at {step.floor:,}.",
         numbers=row,
+        message=f"{values['model']} on {values['machines']}: {words}.",
         data=data,
     )
+
+
+def _rate(bandwidth: float) -> str:
+    return f"{bandwidth / 1e9:.3g} GB/s" if bandwidth >= 1e8 else f"{bandwidth / 1e6:.3g} MB/s"
 
 
 def _still(**values: Any) -> Figure:
@@ -122,17 +124,12 @@ def _wall_first(values: Mapping[str, Any], view: View) -> bool:
     return bool(step.floor < step.crossover and view.data["devices"] > step.floor)
 
 
-def _preset(name: str, **values: Any) -> dict[str, Any]:
-    """A cluster's figures as settings."""
-    cluster = CLUSTERS[name]
-    sizes = (cluster.bytes_gathered, cluster.bytes_reduced)
-    return {
-        "bandwidth": cluster.bandwidth / 1e9,
-        "peak": cluster.peak / 1e12,
-        "reached": round(100 * cluster.reached),
-        "sent": next(name for name, pair in _SENT.items() if pair == sizes),
-        **values,
-    }
+def _log(
+    name: str, label: str, low: float, high: float, default: float, step: float = _HALF, **more: Any
+) -> FloatControl:
+    """A slider whose steps are factors."""
+    settings = {"format": ",.0f", **more}
+    return FloatControl(name=name, label=label, min=low, max=high, step=step, log=True, default=default, **settings)
 
 
 def crossover_explorer() -> Explorer:
@@ -140,72 +137,19 @@ def crossover_explorer() -> Explorer:
 
     It opens with Llama 2 70B on 256 H100s, 4 Mi tokens in sequences of 2,048.
     """
-    half = log10(2) / 2
+    machines = list(CLUSTERS)
+    factor: dict[str, Any] = {"format": ".3g", "more": True}
+    laptops = {"machines": "laptops", "model": "this course's medium", "devices": 8, "batch": 2**13, "sequence": 256}
     return explorer(
         _draw,
         [
-            FloatControl(
-                name="devices", label="devices", min=1, max=LARGEST, step=half, log=True, default=256, format=",.0f"
-            ),
-            FloatControl(
-                name="batch",
-                label="global batch",
-                unit="tokens",
-                min=2**11,
-                max=2**28,
-                step=half,
-                log=True,
-                default=2**22,
-                format=",.0f",
-            ),
-            FloatControl(
-                name="sequence",
-                label="sequence length",
-                unit="tokens",
-                min=128,
-                max=2**18,
-                step=2 * half,
-                log=True,
-                default=2048,
-                format=",.0f",
-            ),
-            FloatControl(
-                name="bandwidth",
-                label="sent by a rank in a ring",
-                unit="GB/s",
-                min=400 / 2**15,
-                max=3200,
-                step=half / 2,
-                log=True,
-                default=400,
-                format=".3g",
-                more=True,
-            ),
-            FloatControl(
-                name="peak",
-                label="peak of a device",
-                unit="TFLOP/s",
-                min=989 / 2**14,
-                max=989 * 4,
-                step=half / 2,
-                log=True,
-                default=989,
-                format=".3g",
-                more=True,
-            ),
-            FloatControl(
-                name="reached",
-                label="of it in matrix products",
-                unit="%",
-                min=5,
-                max=100,
-                step=1,
-                default=80,
-                format=".0f",
-                more=True,
-            ),
+            _log("devices", "devices", 1, LARGEST, 256),
+            _log("batch", "global batch", 2**11, 2**28, 2**22, unit="tokens"),
+            _log("sequence", "sequence length", 128, 2**18, 2048, 2 * _HALF, unit="tokens"),
+            ChoiceControl(name="machines", label="machines", options=machines, default="H100 nodes", more=True),
+            _log("bandwidth", "network, times theirs", 1 / 64, 64, 1, **factor),
+            _log("speed", "FLOP/s, times theirs", 1 / 64, 64, 1, **factor),
             ChoiceControl(name="model", label="model", options=list(MODELS), default="Llama 2 70B", more=True),
-            ChoiceControl(name="sent", label="sent as", options=list(_SENT), default="BF16, gradients FP32", more=True),
             ChoiceControl(
                 name="ahead", label="next layer gathered ahead", options=list(_AHEAD), default="yes", more=True
             ),
@@ -222,14 +166,11 @@ def crossover_explorer() -> Explorer:
             ),
         ],
         presets=[
+            Preset("Eight laptops", laptops),
+            Preset("A100 nodes", {"machines": "A100 nodes", "devices": 512}),
+            Preset("H100 nodes", {"devices": 1024}),
             Preset(
-                "Eight laptops", _preset("laptops", model="this course's medium", devices=8, batch=2**13, sequence=256)
-            ),
-            Preset("A100 nodes", _preset("A100 nodes", devices=512)),
-            Preset("H100 nodes", _preset("H100 nodes")),
-            Preset(
-                "Llama 3 405B's batch",
-                _preset("H100 nodes", model="Llama 3 405B", devices=2048, batch=2**24, sequence=8192),
+                "Llama 3 405B's batch", {"model": "Llama 3 405B", "devices": 2048, "batch": 2**24, "sequence": 8192}
             ),
         ],
         goals=[
