@@ -116,7 +116,7 @@ FAULTS = [
     Fault("sys.exit", lambda: sys.exit(3), "rank {rank} of 3 left early: it called sys.exit(3); use return"),
     Fault("os._exit", lambda: os._exit(0), "rank {rank} of 3 ended with exit code 0 before its function returned"),
     Fault("hang", sleep, "did not finish within 1.5 s",
-          ("rank {rank}: is at ", "in sleep: time.sleep(60)", "waits in all_reduce", "The others wait for rank {rank}."),
+          ("rank {rank}: is at ", "in sleep: time.sleep(60)", "in all_reduce", "The others wait for rank {rank}."),
           seconds=5, timeout=1.5),
     Fault("hang in C", hold_the_lock, "did not finish within 1.5 s",
           ("rank {rank}: is in compiled code that does not answer, called at", "in hold_the_lock: re.match"),
