@@ -5,9 +5,10 @@ from functools import partial
 import pytest
 
 from course_lib.config import preset
-from course_lib.parallel import tradeoffs, zero
+from course_lib.parallel import ddp, tradeoffs, zero
 from course_lib.parallel.fsdp import FullyShard
 from course_lib.parallel.traffic import fake_ranks
+from course_lib.planning import communication
 
 WANTED = {  # bytes a parameter on 4 ranks: weights, gradients, optimizer; and elements sent, in P x 3/4
     "one device": (4, 4, 8, 0),
@@ -64,6 +65,32 @@ def test_pytorchs_default_keeps_the_outermost_unit() -> None:
     with fake_ranks(4):
         found = tradeoffs.measure_here(partial(FullyShard, reshard=None), 1, tradeoffs.small(), 4, 16, watch=False)
     assert found.sent == pytest.approx(3 - (1024 * 128 + 128) / found.parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "replicas", "waits"),
+    [
+        (ddp.DataParallel, "ddp", 1, True),
+        (zero.Zero1, "zero1", 1, True),
+        (zero.Zero2, "zero2", 1, False),
+        (zero.Zero3, "zero3", 1, False),
+        (partial(FullyShard, deferred="none"), "fsdp", 1, False),
+        (FullyShard, "fsdp", 1, True),
+        (partial(FullyShard, reshard=False), "fsdp_no_reshard", 1, True),
+        (partial(FullyShard, keep=True), "fsdp_keep", 1, True),
+        (partial(FullyShard, replicas=4), "hsdp", 4, True),
+        (partial(FullyShard, replicas=4, deferred="all-reduce"), "hsdp", 4, "all-reduce"),
+    ],
+)
+def test_the_formulas_of_planning_are_what_is_counted_and_held(make, name: str, replicas: int, waits: object) -> None:
+    with fake_ranks(16):
+        found = tradeoffs.measure_here(make, 3, tradeoffs.small(), 48, 16, watch=False)
+    formula = communication.sent_by_kind(name, found.parameters, 16, 3, deferred=waits, replicas=replicas)
+    for kind, sent in formula.items():
+        assert found.traffic.sent(kind=kind) == pytest.approx(sent, rel=1e-3), kind
+    assert found.traffic.sent() == pytest.approx(sum(formula.values()), rel=1e-3)
+    state = communication.shard_bytes(name, found.parameters, 16, "adamw-fp32", replicas=replicas)
+    assert found.held == pytest.approx(state, rel=1e-3)
 
 
 @pytest.mark.parametrize(("strategy", "sent"), [(zero.Zero1, 2), (zero.Zero2, 5), (zero.Zero3, 12)])
