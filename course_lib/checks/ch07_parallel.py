@@ -172,9 +172,7 @@ def parallel_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         if wrong is not None:
             return wrong
     if any(one["left"] for one in ranks):
-        return Wrong(
-            "the updates are right; the next call would find this one's gradients still there", "old-gradients-stay"
-        )
+        return Wrong("the updates are right; gradients are left behind for the next call. Who clears them?")
     return None
 
 
@@ -265,7 +263,14 @@ PARALLEL = Exercise(
     cases=parallel_cases,
     run=parallel_run,
     judge=parallel_judge,
-    forbidden=("DistributedDataParallel", "fully_shard", "replicate", "course_lib.parallel", "course_lib.trainer"),
+    forbidden=(
+        "DistributedDataParallel",
+        "fully_shard",
+        "torch.distributed.nn",
+        "torch.distributed._functional_collectives",
+        "course_lib.parallel",
+        "course_lib.trainer",
+    ),
     in_place=True,
     misconceptions={
         "mean-of-ranks": "the mean of the ranks' means is the mean of the batch",

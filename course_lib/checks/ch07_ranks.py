@@ -1,10 +1,12 @@
 """How checks of chapter 7 run an answer on real ranks, watch what it sends, and tell what went wrong on which rank."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from course_lib.checks.core import Wrong
 from course_lib.checks.guard import is_learners, is_stub
 from course_lib.machine import time_limit_paused
 
-__all__ = ["COLLECTIVES", "HANG_SECONDS", "Sent", "on_ranks", "stopped", "watched"]
+__all__ = ["COLLECTIVES", "EARLY", "HANG_SECONDS", "Sent", "on_ranks", "stopped", "watched"]
 
 HANG_SECONDS = 4.0
 """After so long an answer that waits for itself is stopped. The slowest reference takes 0.1 s."""
@@ -68,9 +70,54 @@ Sent = list[Any]
 """[kind, elements of the whole tensor, the rank it goes to (-1 for a collective), addresses of its memory]."""
 
 
+EARLY = 2.0**40
+"""What stands in a tensor from `irecv` on until it has been waited for."""
+
+
+class _Arriving:
+    """The handle of a receive: what has arrived gets to the caller's tensors when the caller waits, not before."""
+
+    def __init__(self, work: Any, tensors: list[Tensor], arrived: list[Tensor]) -> None:
+        self.work, self.pairs = work, list(zip(tensors, arrived, strict=True))
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        done = self.work.wait(*args, **kwargs)
+        self._hand_over()
+        return done
+
+    def is_completed(self) -> bool:
+        done = bool(self.work.is_completed())
+        if done:
+            self._hand_over()
+        return done
+
+    def _hand_over(self) -> None:
+        with torch.no_grad():
+            for tensor, arrived in self.pairs:
+                tensor.copy_(arrived)
+        self.pairs = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+
+def _inside_dist_recv() -> bool:
+    frame = sys._getframe(2)
+    for _ in range(4):  # dist.recv calls irecv, each behind a wrapper
+        if frame.f_code.co_name == "recv" and frame.f_globals.get("__name__") == dist.irecv.__module__:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
 @contextmanager
 def watched() -> Iterator[list[Sent]]:
-    """Write down what this rank sends. Only on a rank: the class of all groups is changed meanwhile."""
+    """Write down what this rank sends. Only on a rank: the class of all groups is changed meanwhile.
+
+    Who reads what `irecv` was given before waiting for it reads `EARLY`, and not by chance the message itself.
+    """
     group, seen = dist.ProcessGroup, []
     kept = {name: getattr(group, name) for name in KINDS if hasattr(group, name)}
 
@@ -86,6 +133,18 @@ def watched() -> Iterator[list[Sent]]:
 
     for name, inner in kept.items():
         setattr(group, name, wrap(name, inner))
+    receive = kept["recv"] = group.recv
+
+    def recv(self: Any, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+        if _inside_dist_recv():  # it waits at once, and is to be seen waiting where a hang is told
+            return receive(self, tensors, *args, **kwargs)
+        arrived = [torch.full_like(t, EARLY if t.is_floating_point() else 0) for t in tensors]
+        with torch.no_grad():
+            for t in tensors:
+                t.fill_(EARLY if t.is_floating_point() else 0)
+        return _Arriving(receive(self, arrived, *args, **kwargs), tensors, arrived)
+
+    group.recv = recv  # type: ignore[method-assign]
     try:
         yield seen
     finally:
@@ -139,7 +198,7 @@ def _told(error: Any) -> dict[str, Any]:
     """What a message needs of a RankError: its first line, whether the ranks did not agree, and where they stood."""
     first, *rest = str(error).strip().splitlines()
     standing = [line.strip() for line in rest if re.match(r" +rank \d+:", line)]
-    for line, code in zip(rest, [*rest[1:], ""], strict=True):
+    for line, code in zip(rest, [*rest[1:], ""], strict=False):
         frame = FRAME.match(line)
         if frame and is_learners(frame["file"]):
             text = "" if FRAME.match(code) else code.strip()
@@ -148,9 +207,10 @@ def _told(error: Any) -> dict[str, Any]:
     return {"first": " ".join(first.split())[:240], "disagree": disagree, "standing": standing[:8]}
 
 
-def stopped(told: dict[str, Any], disagree: str) -> Wrong:
+def stopped(told: dict[str, Any], disagree: str | None, ask: str = "") -> Wrong:
     """The message for an answer that did not come to its end; `disagree`: the misconception of ranks that wait."""
     where = "".join(f"\n    {line[:200]}" for line in told["standing"])
     if told["disagree"]:
-        return Wrong(f"{told['first']}. What does each of them wait for, and which rank is to do it?{where}", disagree)
+        ask = ask or "What does each of them wait for, and which rank is to do it?"
+        return Wrong(f"{told['first']}. {ask}{where}", disagree)
     return Wrong(f"{told['first']}{where}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.checks.ch07_ranks import COLLECTIVES, on_ranks, stopped, watched
+from course_lib.checks.ch07_ranks import COLLECTIVES, EARLY, on_ranks, stopped, watched
 from course_lib.checks.core import Case, Exercise, Wrong
 
 __all__ = ["RING"]
@@ -111,7 +111,7 @@ WHOLE_HINTS = {
 def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Exact: sums of whole numbers below 2^24 are exact in FP32, in whatever order."""
     if "stopped" in returned:
-        return stopped(returned["stopped"], "send-returns-at-once")
+        return _stands_still(returned["stopped"])
     buffers = np.stack(case["buffers"])
     n, elements = buffers.shape
     right = np.broadcast_to(buffers.sum(0), buffers.shape)
@@ -121,6 +121,11 @@ def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     got = torch.stack(rows).double().numpy()
     if np.array_equal(got, right):
         return _ring_traffic(case, returned["ranks"])
+    if bool((np.abs(got) > EARLY / 4).any()):
+        return Wrong(
+            "a number was used before it had arrived: `irecv` returns at once, and its `wait()` fills the tensor",
+            "irecv-has-received",
+        )
     whole = all(one is not None and tuple(one.shape) == (elements,) for one in back)
     if whole and np.array_equal(torch.stack(back).double().numpy(), right):
         return Wrong("the sum came back as another tensor; the buffer itself is to hold it", form=True)
@@ -135,6 +140,16 @@ def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     places = np.flatnonzero(got[rank] != right[rank]).tolist()
     who = "every rank" if bad.all() else f"rank {rank}"
     return Wrong(f"on {who} the sum is wrong, on rank {rank} at the places {places} of {elements}")
+
+
+def _stands_still(told: dict[str, Any]) -> Wrong:
+    places = [line for line in told["standing"] if "waits in" in line]
+    if places and all("waits in send" in line for line in places):
+        return stopped(told, "send-returns-at-once")
+    if places and all("waits in recv" in line for line in places):
+        ask = "Who is to send? (Of an `isend`, what it returns is to be kept, and waited for.)"
+        return stopped(told, "a-message-is-there-already", ask)
+    return stopped(told, None)
 
 
 def _ring_traffic(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
@@ -187,6 +202,8 @@ RING = Exercise(
     in_place=True,
     misconceptions={
         "send-returns-at-once": "all ranks may send first and receive then",
+        "a-message-is-there-already": "what a rank receives has been sent before",
+        "irecv-has-received": "after `irecv` the tensor is filled",
         "forgets-the-second-half": "when every chunk is complete somewhere, the all-reduce is done",
         "nothing-is-added": "what arrives may be received into the chunk that it has to be added to",
         "adds-in-both-halves": "what arrives is always added",

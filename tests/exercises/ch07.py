@@ -181,12 +181,35 @@ def wrong_all_send_first(buffer):
         into.copy_(into + came if s < n - 1 else came)
 
 
-@wrong("ring-all-reduce", "send-returns-at-once", says="waits in recv")
+@wrong("ring-all-reduce", "a-message-is-there-already", says="waits in recv")
 def wrong_all_receive_first(buffer):
     n, r = dist.get_world_size(), dist.get_rank()
     came = torch.empty_like(buffer)
     dist.recv(came, (r + 1) % n)
     dist.send(buffer, (r - 1) % n)
+
+
+@wrong("ring-all-reduce", "irecv-has-received")
+def wrong_reads_too_early(buffer):
+    n, r = dist.get_world_size(), dist.get_rank()
+    parts = buffer.tensor_split(n)
+    for s in range(2 * n - 2):
+        came = torch.empty_like(parts[(r + 1 + s) % n])
+        work = dist.irecv(came, (r + 1) % n)
+        dist.send(parts[(r + s) % n], (r - 1) % n)
+        parts[(r + 1 + s) % n].copy_(parts[(r + 1 + s) % n] + came if s < n - 1 else came)
+        work.wait()
+
+
+@wrong("ring-all-reduce", says="No number has changed".lower())
+def wrong_cats_a_new_buffer(buffer):
+    n, r = dist.get_world_size(), dist.get_rank()
+    parts = list(buffer.tensor_split(n))
+    for s in range(2 * n - 2):
+        came = torch.empty_like(parts[(r + 1 + s) % n])
+        _both(parts[(r + s) % n], came)
+        parts[(r + 1 + s) % n] = parts[(r + 1 + s) % n] + came if s < n - 1 else came
+    buffer = torch.cat(parts)
 
 
 @wrong("ring-all-reduce", "hands-on-what-came")
@@ -322,6 +345,36 @@ def right_batched(buffer):
         padded[(r + 1 + s) % n] = came + padded[(r + 1 + s) % n] if s < n - 1 else came
     buffer.copy_(padded.view(-1)[: len(buffer)])
     return buffer
+
+
+@right("ring-all-reduce")
+def right_receives_in_place(buffer):
+    n, r = dist.get_world_size(), dist.get_rank()
+    parts = buffer.tensor_split(n)
+    for s in range(2 * n - 2):
+        into = parts[(r + 1 + s) % n]
+        came = torch.empty_like(into) if s < n - 1 else into
+        receiving = dist.irecv(came, (r + 1) % n)
+        sending = dist.isend(parts[(r + s) % n], (r - 1) % n)
+        for work in (receiving, sending):
+            work.wait()
+        if s < n - 1:
+            torch.add(into, came, out=into)
+
+
+@right("ring-all-reduce")
+def right_even_ranks_receive_first(buffer):
+    n, r = dist.get_world_size(), dist.get_rank()
+    parts = buffer.tensor_split(n)
+    for s in range(2 * n - 2):
+        into = parts[(r + 1 + s) % n]
+        came = torch.empty_like(into)
+        if r % 2:
+            dist.send(parts[(r + s) % n], (r - 1) % n)
+        dist.recv(came, (r + 1) % n)
+        if r % 2 == 0:
+            dist.send(parts[(r + s) % n], (r - 1) % n)
+        into.copy_(into + came if s < n - 1 else came)
 
 
 @right("ring-all-reduce")
