@@ -36,6 +36,7 @@ class Follower:
         self.parcels: dict[int, bytes] = {}
         self.listening = {process.connection: number for number, process in enumerate(crew.processes)}
         self.written = [False] * len(crew.processes)  # whether its bare stderr holds a report of where it stood
+        self.news = False  # whether more is known of what the ranks have called
         self.read = [[0, 0] for _ in crew.processes]
 
     def results(self) -> list[Any]:
@@ -49,10 +50,11 @@ class Follower:
             self.show_bare()
             if any(rank.failure or rank.death for rank in self.ranks):
                 raise self.fault()
-            if _report.disagreement(self.ranks):
+            if self.news and _report.disagreement(self.ranks) is not None:
                 self.ask(GRACE)  # so that it is told of all ranks
                 if (problem := _report.disagreement(self.ranks)) is not None:
                     raise problem
+            self.news = False
             if time.monotonic() >= started + limit and not all(rank.finished for rank in self.ranks):
                 self.ask(ANSWER)
                 if not running:
@@ -92,6 +94,7 @@ class Follower:
     def hear(self, number: int, kind: str, when: float, content: tuple[Any, ...]) -> None:
         """Take in one message of a rank."""
         rank = self.ranks[number]
+        self.news = self.news or kind in ("place", "returned")
         if kind in ("stdout", "stderr"):
             say(number, content[0], kind)
         elif kind == "ready":

@@ -59,10 +59,12 @@ class Rank:
         self.lost = self.lost or lost
         self.calls |= {(call.group, call.number): call for call in calls}
 
-    def has_passed(self, group: str, number: int) -> bool:
-        """Whether it may have called this collective of a group."""
-        numbers = [one for name, one in self.calls if name == group]
-        return max(numbers) >= number if numbers else self.lost
+    def last(self) -> dict[str, int]:
+        """Number of its last collective in each group."""
+        found: dict[str, int] = {}
+        for group, number in self.calls:
+            found[group] = max(number, found.get(group, 0))
+        return found
 
 
 def some(ranks: Iterable[int]) -> str:
@@ -132,25 +134,33 @@ def disagreement(ranks: Sequence[Rank], over: bool = False) -> RankError | None:
 
     A rank that has returned will call nothing more; when the call is `over`, so has every rank.
     """
+    groups, last = members(ranks), [rank.last() for rank in ranks]
     for group, number in sorted({key for rank in ranks for key in rank.calls}, key=lambda key: (key[1], key[0])):
         calls = {place: rank.calls[group, number] for place, rank in enumerate(ranks) if (group, number) in rank.calls}
         first = next(iter(calls.values()))
-        members = group_of(first, ranks)
         if not all(first.agrees(call) for call in calls.values()):
-            return different(members, calls, len(ranks))
-        left = [one for one in members if (over or ranks[one].returned) and not ranks[one].has_passed(group, number)]
+            return different(groups[group], calls, len(ranks))
+        left = [one for one in groups[group] if one not in calls and (over or ranks[one].returned)]
+        # One that has called a later one of this group has called this one; of one that has lost calls we cannot say.
+        left = [one for one in left if last[one].get(group, number if ranks[one].lost else 0) < number]
         if left:
             return missing(left, calls, ranks)
     return None
 
 
-def group_of(call: "Operation", ranks: Sequence[Rank]) -> tuple[int, ...]:
-    """The group's global ranks; () when the group is gone and nobody knows."""
-    known = {one.ranks for rank in ranks for one in rank.calls.values() if one.group == call.group}
-    return max(known, default=(), key=len) or (tuple(range(len(ranks))) if call.group == "0" else ())
+def members(ranks: Sequence[Rank]) -> dict[str, tuple[int, ...]]:
+    """The global ranks of each group; () for a group that is gone, when nobody knows."""
+    found: dict[str, tuple[int, ...]] = {}
+    for rank in ranks:
+        for call in rank.calls.values():
+            if len(call.ranks) >= len(found.get(call.group, ())):
+                found[call.group] = call.ranks
+    if not found.get("0", ("any",)):
+        found["0"] = tuple(range(len(ranks)))
+    return found
 
 
-def different(members: tuple[int, ...], calls: "dict[int, Operation]", ranks: int) -> RankError:
+def different(group: tuple[int, ...], calls: "dict[int, Operation]", ranks: int) -> RankError:
     """The odd ones out are named: those of the smallest set that agrees, and of equal ones the last."""
     sets: list[list[int]] = []
     for rank, call in calls.items():
@@ -164,7 +174,7 @@ def different(members: tuple[int, ...], calls: "dict[int, Operation]", ranks: in
     mine, other = calls[odd[0]], calls[rest[0]]
     what = "used another dtype" if mine.dtype != other.dtype else "used another shape"
     what = what if mine.kind == other.kind else "called another collective"
-    where = f"collective {mine.number}" + (f" of the group of {some(members)}" if 0 < len(members) < ranks else "")
+    where = f"collective {mine.number}" + (f" of the group of {some(group)}" if 0 < len(group) < ranks else "")
     lines = [f"{some(odd)} of {ranks} {what} than {some(rest)} ({where})"]
     lines += [in_words(rank, call) for rank, call in calls.items()] + [SAME_CALLS]
     return RankError("\n".join(lines), rank=odd[0], ranks=tuple(sorted(calls)))

@@ -188,6 +188,20 @@ def test_right_programs_raise_no_false_alarm(monkeypatch: pytest.MonkeyPatch) ->
     assert run_ranks(everything, 4) == [[{"rank": rank} for rank in range(4)]] * 4
 
 
+def test_calls_that_the_recorder_has_forgotten_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has met rank 1 so long ago that only rank 1's recorder still knows it."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "16")
+
+    def work() -> None:
+        first, second = dist.new_group([0, 1]), dist.new_group([0, 2])
+        if dist.get_rank() != 2:
+            dist.all_reduce(torch.ones(2), group=first)
+        for _ in range(40 if dist.get_rank() != 1 else 0):
+            dist.all_reduce(torch.ones(2), group=second)
+
+    assert run_ranks(work, 3) == [None, None, None]
+
+
 def test_the_function_may_end_the_group_itself_as_a_script_does() -> None:
     def script() -> int:
         dist.all_reduce(torch.ones(2))

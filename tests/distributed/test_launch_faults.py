@@ -193,6 +193,8 @@ def test_all_that_fail_are_named() -> None:
     with pytest.raises(RankError, match="Rank 1 failed too: KeyError: 1") as caught:
         run_ranks(work, 2)
     assert (caught.value.rank, caught.value.ranks) == (0, (0, 1))
+    assert "test_launch_faults.py" in str(caught.value), "a closure keeps the name of its file"
+    assert "in work\n    raise KeyError(dist.get_rank())\n" in str(caught.value)
 
 
 def test_an_error_that_comes_of_another_ranks_end_is_not_blamed() -> None:
