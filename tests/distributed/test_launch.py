@@ -105,6 +105,7 @@ def test_prints_are_marked_whole_and_free_of_noise(capfd: pytest.CaptureFixture[
         sys.stdout.write("\n")
         os.system("echo from a program")
         os.write(1, b"past Python\n")
+        os.write(2, b"[W1130 00:51:00.981151760 socket.cpp:764] [c10d] The client socket has failed\n")
         print("careful", file=sys.stderr)
         print("no line end", end="")
 
@@ -224,6 +225,7 @@ def test_folder_path_environment_and_modules_are_those_of_the_call(
 
         return learners_own.value, os.getcwd(), os.environ.get("COURSE_TEST"), "course_lib.trainer" in sys.modules
 
+    run_ranks(lambda: None, 1)  # the fork server is there, with the path of before
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend("")
     monkeypatch.setenv("COURSE_TEST", "one")
