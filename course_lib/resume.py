@@ -75,9 +75,11 @@ def prepared(config: TrainConfig, found: Latest | None) -> Corpus:
 def require_same_run(trainer: Trainer) -> None:
     """`ConfigError` when the ranks do not train on the same tokens, with the same settings and versions."""
     settings = to_dict(replace(trainer.config, data=DataConfig()))  # where a node has the text is its own affair
-    same = {"the configuration": settings, "the kind of device": trainer.device.split(":")[0]}
+    for part in ("model", "data", "optim"):
+        settings |= settings.pop(part)
     here = {f"the version of {name}": one for name, one in checkpoint.surroundings()["versions"].items()}
-    trainer.ranks.require_same({**here, **same, "the digest of the training text": _digest(trainer)})
+    here |= {**settings, "the kind of device": trainer.device.split(":")[0]}
+    trainer.ranks.require_same({**here, "the digest of the training text": _digest(trainer)})
 
 
 def resume(trainer: Trainer, found: Latest) -> Resumed:

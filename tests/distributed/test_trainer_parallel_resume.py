@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from rank_runs import CORPUS, config_of, numbers, on_ranks, records, resumed, saved
+from rank_runs import CORPUS, config_of, numbers, on_ranks, records, resumed, saved, whole
 
 from course_lib import store
 from course_lib.checkpoint import find, look
+from course_lib.config import TrainConfig
 from course_lib.errors import CheckpointError, CourseError, RankError
 from course_lib.files import Files
 from course_lib.trainer import Trainer
@@ -70,9 +71,29 @@ def test_another_number_of_ranks_goes_on_with_the_same_losses(
     goes_on("fp32", there, here, tmp_path)
 
 
-@pytest.mark.parametrize("here", [("none", 1), ("fsdp", 2)], ids=lambda layout: layout[0])
-def test_masters_become_shards_and_shards_masters(here: tuple[str, int], tmp_path: Path) -> None:
-    goes_on("bf16 weights", ("fsdp" if here[0] == "none" else "none", 3 - here[1]), here, tmp_path)
+def master_bits(config: TrainConfig, save: Path | None = None, resume: Path | None = None) -> dict[str, Any]:
+    """What the optimizer updates, whole and in FP32, and the weights that the model computes with."""
+    if resume is None:
+        trainer = Trainer(config, corpus=CORPUS)
+        records(trainer, 3)
+    else:
+        trainer = Trainer.resume(resume, corpus=CORPUS, parallel=config.parallel)
+    if save is not None:
+        trainer.save(save)
+    trainer.ranks.drop_gathered()
+    masters = {name: whole(tensor) for name, tensor in trainer.trained.items()}
+    weights = {name: whole(p).to(torch.bfloat16) for name, p in trainer.model.named_parameters()}
+    assert all(torch.equal(weights[name], master.to(torch.bfloat16)) for name, master in masters.items())
+    return {name: master.float().tolist() for name, master in masters.items()}
+
+
+@pytest.mark.parametrize(("there", "here"), [("fsdp", "none"), ("none", "fsdp")])
+def test_masters_become_shards_and_shards_masters(there: str, here: str, tmp_path: Path) -> None:
+    """Bit by bit: what fell below the 16-bit weights' last place is kept."""
+    ranks, way = {"fsdp": 2, "none": 1}, WAYS["bf16 weights"]
+    saved_bits = on_ranks(ranks[there], master_bits, config_of(there, **way), save=tmp_path / "a")[0]
+    for found in on_ranks(ranks[here], master_bits, config_of(here, **way), resume=tmp_path / "a"):
+        assert found == saved_bits
 
 
 @pytest.mark.stress
