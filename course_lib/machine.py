@@ -36,7 +36,6 @@ __all__ = [
     "set_threads",
     "speedup",
     "time_limit",
-    "time_limit_paused",
     "torch_dtype",
     "usable_cores",
     "work_dir",
@@ -314,19 +313,6 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-@contextlib.contextmanager
-def time_limit_paused() -> Iterator[None]:
-    """Stops the clock of the `time_limit` around it, for work that has a limit of its own."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 def own_session() -> dict[str, Any]:

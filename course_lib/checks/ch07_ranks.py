@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.checks.core import Wrong
-from course_lib.checks.guard import is_learners, is_stub
-from course_lib.machine import time_limit_paused
+from course_lib.checks.guard import is_learners, is_stub, time_limit_paused
 
 __all__ = ["COLLECTIVES", "EARLY", "HANG_SECONDS", "Sent", "on_ranks", "stopped", "watched"]
 

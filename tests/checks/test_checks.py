@@ -4,8 +4,10 @@ import contextlib
 import importlib
 import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from course_lib.checks.core import (
     read_packed,
     variant_rng,
 )
+from course_lib.checks.guard import time_limit_paused
+from course_lib.machine import time_limit
 
 
 def double_cases(seed: int) -> list[Case]:
@@ -346,3 +350,19 @@ def test_an_answer_that_changes_its_arguments_fails(check: Check) -> None:
         return list(values)
 
     assert "changed what it was given" in line(check, "double", answer)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers on Windows")
+def test_a_paused_time_limit_counts_on_afterwards() -> None:
+    reached = False
+    with pytest.raises(TimeoutError), time_limit(0.5):
+        with time_limit_paused():
+            time.sleep(0.8)
+        reached = True
+        start = time.perf_counter()
+        while time.perf_counter() - start < 5:
+            pass
+    assert reached, "the pause did not count"
+    with time_limit_paused():
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0, "without a limit around it there is nothing to go on"
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
