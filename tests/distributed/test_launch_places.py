@@ -119,8 +119,11 @@ def test_the_interrupt_of_the_caller_ends_the_ranks(tmp_path: Path, marked: Call
         assert process.stdout is not None and "at work" in process.stdout.readline()
         ranks = [one for one in marked() if one.pid != process.pid]
         assert len(ranks) >= 3  # the server and two ranks
-        for one in [*ranks, psutil.Process(process.pid)]:
+        for one in ranks:
             one.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None and {one.pid for one in ranks} <= {one.pid for one in marked()}
+        process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=10)
     assert "KeyboardInterrupt" in err and process.returncode == -signal.SIGINT
     assert gone_within(5, marked)
