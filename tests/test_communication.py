@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from course_lib.config import preset
 from course_lib.errors import ConfigError
+from course_lib.model import GPT
 from course_lib.parallel.ddp import DataParallel
 from course_lib.parallel.fsdp import FullyShard
 from course_lib.parallel.overlap import LayerTimes, exposed, fsdp_tasks
@@ -19,6 +20,7 @@ from course_lib.planning.communication import (
     STRATEGIES,
     batch_floor,
     crossover,
+    padded_elements,
     ring_steps,
     sent_by_kind,
     sent_elements,
@@ -60,6 +62,20 @@ def test_traffic_is_what_is_counted_on_pretended_ranks(name, micro_batches, rank
     wanted = sent_by_kind(strategy, found.parameters, ranks, micro_batches, deferred, replicas)
     assert by_kind(found.traffic) == wanted
     assert sent_elements(strategy, found.parameters, ranks, micro_batches, deferred, replicas) == found.traffic.sent()
+
+
+@pytest.mark.parametrize("ranks", [3, 48, 1024])
+def test_with_its_padding_it_is_what_fsdp_sends_on_any_number_of_ranks(ranks):
+    with fake_ranks(ranks):
+        found = measure_here(FullyShard, 1, SHAPE, ranks, 4, watch=False)
+    padded = padded_elements([tuple(p.shape) for p in GPT(SHAPE).parameters()], ranks)
+    assert padded > found.parameters
+    assert found.traffic.sent() == pytest.approx(sent_elements("fsdp", padded, ranks), rel=1e-12)
+
+
+def test_nothing_is_padded_where_the_first_dimension_divides():
+    assert padded_elements([(8, 3), (4,)], 4) == 28 and padded_elements([(5, 3), (1,)], 4) == 28
+    assert padded_elements([(128, 128)], 1024) == 8 * 128 * 128
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero2", "zero3", "fsdp, deferred", "no reshard"])

@@ -11,7 +11,9 @@ Traffic is in elements and counts what *one* rank sends around a ring, as `traff
 model in which a device computes at one rate and sends at one rate; `parallel.overlap` is the same as events.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from course_lib.errors import ConfigError
@@ -21,6 +23,7 @@ __all__ = [
     "STRATEGIES",
     "batch_floor",
     "crossover",
+    "padded_elements",
     "ring_steps",
     "sent_by_kind",
     "sent_elements",
@@ -96,8 +99,8 @@ def sent_by_kind(
 
     deferred: gradients are summed over ranks only after the last micro-batch (DDP's `no_sync`, FSDP2's
     `set_requires_gradient_sync(False)`), and stay whole on each rank until then, so that "zero2" keeps what "zero1"
-    does. "all-reduce" (hsdp): summed inside a group in each micro-batch, over groups once. Padding is left out: FSDP2
-    pads each parameter's first dimension to a multiple of the ranks.
+    does. "all-reduce" (hsdp): summed inside a group in each micro-batch, over groups once. With `padded_elements` as
+    the parameters it is what FSDP2 sends when a first dimension does not divide by the ranks.
     """
     how, size = _strategy(strategy), _groups(strategy, ranks, replicas)
     around, across = (size - 1) / size, (replicas - 1) / replicas
@@ -110,6 +113,14 @@ def sent_by_kind(
     if replicas > 1:
         out["all_reduce"] = 2 * (1 if deferred else micro_batches) * parameters / size * across
     return {kind: sent for kind, sent in out.items() if sent}
+
+
+def padded_elements(shapes: Iterable[tuple[int, ...]], ranks: int) -> int:
+    """Elements of all parameters as FSDP2 sends them: the first dimension of each is padded to a multiple of the ranks.
+
+    On 1,024 ranks a matrix of 128 x 128 is sent as 1,024 x 128: each rank holds one row or none, and sends one.
+    """
+    return sum(-(-first // ranks) * ranks * prod(rest) for first, *rest in shapes)
 
 
 def sent_elements(

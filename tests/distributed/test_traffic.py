@@ -1,6 +1,7 @@
 """Traffic counted on pretended ranks, against programs whose traffic is known by hand; values are not looked at."""
 
 import functools
+import time
 import warnings
 
 import pytest
@@ -13,7 +14,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from course_lib.config import preset
 from course_lib.errors import CourseError
+from course_lib.model import GPT
 from course_lib.parallel import _c10d
 from course_lib.parallel.traffic import Collective, Row, Traffic, answer_at_once, count_traffic, fake_ranks
 
@@ -402,6 +405,20 @@ def test_1024_ranks_in_one_process():
     padded = 1024 * WIDTH * 1 * 2  # each of 1024 ranks holds one row of the weight (24 of them) and one of the bias
     assert traffic.calls[0].elements <= padded and traffic.calls[0].ranks == 1024
     assert "1024 ranks" in repr(traffic.calls[0]) and len(repr(traffic.calls[0])) < 100
+
+
+def test_a_1024_rank_step_of_a_preset_takes_less_than_a_second():
+    """Built, sharded, forward and backward, in seconds of this process's CPU time: other work may run beside it."""
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()
+        with fake_ranks(1024), count_traffic() as traffic:
+            model = GPT(preset("mini"))
+            for part in (*model.blocks, model):
+                fully_shard(part, mesh=init_device_mesh("cpu", (1024,)), reshard_after_forward=True)
+            model(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
+        seconds.append(time.process_time() - begin)
+    assert traffic.count() == 3 * (4 + 1) and min(seconds) < 1
 
 
 # ------------------------------------------------------------------------------------------------------------- the rest
