@@ -1,1 +1,1 @@
-"""Many ranks: launching them, counting what they send, and the strategies that split a training step."""
+"""Many ranks: launching them, counting what they send, and the ways to split a training step over them."""
