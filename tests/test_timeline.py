@@ -247,7 +247,7 @@ def test_no_tasks_at_all():
 
 
 def test_131072_tasks_in_under_a_second():
-    """64 stages, 1,024 micro-batches, forward and backward; CPU time, the best of three: other work may run beside it."""
+    """64 stages, 1,024 micro-batches, forward and backward; CPU time, since other work may run beside it."""
     tasks = pipeline(64, 1024, delay=0.1)
     seconds = []
     for _ in range(3):
