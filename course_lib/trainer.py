@@ -253,7 +253,8 @@ class Trainer:
     def validate(self) -> Validation:
         """Score every token of the validation stream once, in windows of `context` tokens side by side.
 
-        In FP32; a model whose weights are in 16 bits runs as it does in training.
+        In FP32; a model whose weights are in 16 bits runs as it does in training. Called on every rank: each scores
+        its share, and all return the same.
         """
         was_training = self.model.training
         self.model.eval()
@@ -273,7 +274,10 @@ class Trainer:
     def sample(
         self, prompt: str = "", tokens: int = 120, temperature: float = 0.8, top_k: int | None = None, seed: int = 0
     ) -> str:
-        """The prompt and `tokens` sampled tokens, as text; "" begins a document. Same seed and weights, same text."""
+        """The prompt and `tokens` sampled tokens, as text; "" begins a document. Same seed and weights, same text.
+
+        Called on every rank.
+        """
         tokenizer = self.corpus.tokenizer
         start = torch.tensor([tokenizer.eos, *tokenizer.encode(prompt).tolist()], device=self.device)
         generator = torch.Generator(self.device).manual_seed(stream_seed(seed, "sample"))
