@@ -201,9 +201,9 @@ def test_every_setting_is_drawn_in_time(made):
     rng = random.Random(3)
 
     def seconds(settings):
-        begin = time.perf_counter()
+        begin = time.process_time()
         made.set(**settings)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     for _ in range(20):
         settings = {
