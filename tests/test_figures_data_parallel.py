@@ -19,16 +19,23 @@ def widths(figure: object, axes: int = 0) -> list[float]:
     return [round(patch.get_width(), 6) for patch in figure.axes[axes].patches]  # type: ignore[attr-defined]
 
 
+def dots(figure: object) -> list[float]:
+    """Where each dot is, in the order in which they were drawn."""
+    lines = figure.axes[0].lines  # type: ignore[attr-defined]
+    return [pytest.approx(float(line.get_xdata()[0])) for line in lines if line.get_marker() == "o"]
+
+
 def test_years_and_the_devices_that_they_take() -> None:
-    figure = figures.years_on_one({"small": 0.01, "large": 50.0}, limit=0.25, title="T")
+    figure = figures.years_on_one({"small": 0.01, "large": 50.0, "huge": 3036.4}, limit=0.25, title="T")
     text = words(figure)
     assert "3.7 days: 1 device" in text and "50 years: 200 devices" in text and {"small", "large"} <= set(text)
-    assert widths(figure) == [0.01, 50.0]
+    assert "3,000 years: 12,000 devices" in text and dots(figure) == [0.01, 50.0, 3036.4]
     png(figure)
 
 
 @pytest.mark.parametrize(
-    ("years", "said"), [(3035.4, "3,035 years"), (1.6, "1.6 years"), (0.5, "6 months"), (0.05, "18 days")]
+    ("years", "said"),
+    [(3035.4, "3,000 years"), (58.3, "58 years"), (1.6, "1.6 years"), (0.5, "6 months"), (0.05, "18 days")],
 )
 def test_years_in_words(years: float, said: str) -> None:
     assert figures._years(years) == said
@@ -51,13 +58,22 @@ def test_errors_are_red_beyond_the_tolerance() -> None:
     png(figure)
 
 
+def test_a_heading_among_errors_has_no_dot() -> None:
+    figure = figures.errors({"against one": None, "same": 0.0, "near": 1e-7}, tolerance=1e-5, title="T")
+    assert dots(figure) == [1e-8, 1e-7] and figure.axes[0].get_xlim()[1] == pytest.approx(3e-4)
+    weights = {label.get_text(): label.get_weight() for label in figure.axes[0].get_yticklabels()}
+    assert weights == {"against one": "bold", "same": "normal", "near": "normal"}
+    png(figure)
+
+
 def test_buckets_in_time() -> None:
     buckets = [
         SimpleNamespace(elements=75, started=0.05, arrived=0.09),
         SimpleNamespace(elements=25, started=0.08, arrived=0.12),
     ]
     figure = figures.bucket_timeline({"one": (0.02, 0.13, buckets[:1]), "two": (0.03, 0.12, buckets)}, title="T")
-    assert widths(figure, 1) == pytest.approx([30, 50, 40, 40, 40])  # forward, backward, waits, and the two buckets
+    # forward, backward, waits; the first bucket on the wire; the second waiting for it, and on the wire
+    assert widths(figure, 1) == pytest.approx([30, 50, 40, 40, 10, 30])
     text = words(figure)
     assert {"75%", "25%", "100%", "130 ms", "120 ms", "waits", "one", "two"} <= set(text)
     png(figure)
@@ -80,5 +96,5 @@ def test_traffic_and_what_fits() -> None:
     assert words(figure).count("1.00") == 3 and "8.00" in words(figure)
     png(figure)
     figure = figures.replica_bytes({"small": 16.0, "large": 6480.0}, {"24 GB": 24, "80 GB": 80}, title="T")
-    assert {"16 GB", "6,480 GB", "24 GB", "80 GB"} <= set(words(figure)) and widths(figure) == [16.0, 6480.0]
+    assert {"16 GB", "6,480 GB", "24 GB", "80 GB"} <= set(words(figure)) and dots(figure) == [16.0, 6480.0]
     png(figure)

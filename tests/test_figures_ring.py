@@ -73,7 +73,8 @@ def test_explorer_at_its_corners(ranks: int, step: int) -> None:
     assert isinstance(view.picture, str) and view.picture.count("<rect") == ranks * ranks
     assert view.picture.count("<polygon") == (ranks if view.data["done"] else 0)
     assert ("is done after" in view.message) == (step > 2 * (ranks - 1))
-    assert png(_still(ranks, step, 1000.0)).height > 100
+    still = _still(ranks, step, 1000.0)
+    assert png(still).height > 100 and not any("arrow" in word for word in words(still))
 
 
 def test_explorer_numbers_and_goals() -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from matplotlib.figure import Figure
 
-from course_lib.figures.style import COLORS, ink, new_figure, new_panels, numbers, panel_title, text_on
+from course_lib.figures.style import COLORS, ink, new_figure, new_panels, numbers, panel_title, text_on, tint
 
 __all__ = ["all_reduce_times", "bucket_timeline"]
 
@@ -65,7 +65,8 @@ def bucket_timeline(
     """One step of one rank, a panel a run: {run: (end of forward, end of backward's wait, buckets)}.
 
     The upper bar is the computing: forward, then backward until its last bucket starts, then waiting. Below it each
-    bucket, from its start to its arrival, with its share of the gradients.
+    bucket with its share of the gradients: pale while it is ready and the one before is still on the wire, dark from
+    then to its arrival.
     """
     fig, axes = new_panels(title, subtitle, height=30 + 150 * len(runs), rows=len(runs), cols=1, share_x=True)
     longest = max(end for _, end, _ in runs.values())
@@ -84,8 +85,14 @@ def bucket_timeline(
         depth = 2.4 / max(len(buckets), 3)
         for place, bucket in enumerate(buckets):
             y = 0.75 + depth * place
-            width = 1e3 * (bucket.arrived - bucket.started)
-            ax.barh(y, width, left=1e3 * bucket.started, height=0.8 * depth, color=COLORS["communication"])
+            before = buckets[place - 1].arrived if place else 0.0
+            free = min(max(bucket.started, before), bucket.arrived)  # the wire is
+            for start, stop, shade in (
+                (bucket.started, free, tint(COLORS["communication"], 0.3)),
+                (free, bucket.arrived, COLORS["communication"]),
+            ):
+                if stop > start:
+                    ax.barh(y, 1e3 * (stop - start), left=1e3 * start, height=0.8 * depth, color=shade)
             if len(buckets) <= 8:
                 ax.annotate(
                     f"{bucket.elements / total:.0%}",

@@ -39,34 +39,42 @@ _PAPER = {"facecolor": COLORS["paper"], "edgecolor": "none", "pad": 1.2}
 
 
 def years_on_one(runs: Mapping[str, float], *, limit: float, title: str, subtitle: str | None = None) -> Figure:
-    """A bar a run, {run: years on one device}, on a logarithmic axis; a line at `limit` years, and how many devices
-    the run needs to stay under it."""
+    """A dot a run, {run: years on one device}, on a logarithmic axis; a line at `limit` years, and how many devices
+    the run needs to stay under it, with two digits."""
     fig, ax = new_figure(title, subtitle, height=70 + 34 * len(runs))
-    for place, (_, years) in enumerate(runs.items()):
-        ax.barh(place, years, height=0.62, color=COLORS["blue" if years > limit else "green"])
-        devices = int(np.ceil(years / limit))
-        words = f"{_years(years)}: {devices:,} device{'s' * (devices > 1)}"
-        ax.annotate(
-            words, (years, place), xytext=(7, 0), textcoords="offset points", va="center", size=9.5, bbox=_PAPER
-        )
-    ax.set_xscale("log")
-    smallest, largest = min(runs.values()), max(runs.values())
-    ax.set_xlim(min(smallest, limit) / 4, largest * 200)
+    words = []
+    for years in runs.values():
+        devices = float(f"{np.ceil(years / limit):.2g}")
+        words.append(f"{_years(years)}: {devices:,.0f} device{'s' * (devices > 1)}")
+    smallest, largest = min(*runs.values(), limit) / 4, max(runs.values()) * 200
+    _dots(ax, list(runs.values()), words, (smallest, largest), words_at=max(runs.values()) * 2)
     ticks = {1 / 365: "a day", 1 / 12: "a month", 1: "a year", 30: "30 years", 1000: "1,000 years"}
-    shown = {at: name for at, name in ticks.items() if min(smallest, limit) / 4 < at < largest * 200}
+    shown = {at: name for at, name in ticks.items() if smallest < at < largest}
     ax.set_xticks(list(shown), list(shown.values()))
-    ax.minorticks_off()
     ax.axvline(limit, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
     _rows(ax, list(runs))
     return fig
 
 
+def _dots(
+    ax: Axes, values: Sequence[float], words: Sequence[str], span: tuple[float, float], *, words_at: float
+) -> None:
+    """A dot a row on a logarithmic axis; its words stand in a column at the right, where no line crosses them."""
+    for place, (value, said) in enumerate(zip(values, words, strict=True)):
+        ax.plot([span[0], words_at / 1.15], [place, place], color=COLORS["rule"], linewidth=0.8, zorder=1)
+        ax.plot([value], [place], "o", color=COLORS["blue"], markersize=9, zorder=3)
+        ax.annotate(said, (words_at, place), va="center", size=9.5)
+    ax.set_xscale("log")
+    ax.set_xlim(*span)
+    ax.minorticks_off()
+
+
 def _years(years: float) -> str:
-    """0.02 -> "7 days", 0.5 -> "6 months", 58.3 -> "58 years"."""
+    """0.02 -> "7.3 days", 0.5 -> "6 months", 58.3 -> "58 years", 3035.4 -> "3,000 years": two digits."""
     for size, unit in ((1, "year"), (1 / 12, "month"), (1 / 365.25, "day")):
         if years >= 1.5 * size or unit == "day":
             count = years / size
-            return f"{count:,.0f} {unit}s" if count >= 9.5 else f"{count:.2g} {unit}s"
+            return f"{float(f'{count:.2g}'):,g} {unit}s"
     raise AssertionError
 
 
@@ -79,16 +87,22 @@ def _rows(ax: Axes, names: Sequence[str]) -> None:
 
 
 def errors(
-    ways: Mapping[str, float],
+    ways: Mapping[str, float | None],
     *,
     tolerance: float,
     title: str,
     subtitle: str | None = None,
 ) -> Figure:
-    """A dot a way, {way: relative difference}, on a logarithmic axis with 0 at its left; a line at the tolerance."""
+    """A dot a way, {way: relative difference}, on a logarithmic axis with 0 at its left; a line at the tolerance.
+
+    None instead of a difference: the name is a heading for the rows below it.
+    """
     fig, ax = new_figure(title, subtitle, height=60 + 30 * len(ways))
-    least = 10.0 ** np.floor(np.log10(min([error for error in ways.values() if error] + [tolerance])) - 1)
+    found = [error for error in ways.values() if error]
+    least = 10.0 ** np.floor(np.log10(min([*found, tolerance])) - 1)
     for place, error in enumerate(ways.values()):
+        if error is None:
+            continue
         shade = COLORS["green" if error <= tolerance else "vermilion"]
         ax.plot([least, error or least], [place, place], color=shade, linewidth=2, alpha=0.5)
         ax.plot([error or least], [place], "o", color=shade, markersize=8, clip_on=False, zorder=3)
@@ -105,11 +119,15 @@ def errors(
         )
     ax.axvline(tolerance, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
     ax.set_xscale("log")
-    ax.set_xlim(least, 10)
+    ax.set_xlim(least, 10 if max(found, default=0) > tolerance else 30 * tolerance)
     marks = [10.0**k for k in range(-12, 1, 2) if 10.0**k > least * 2]
-    ax.set_xticks([least, *marks], ["0", *(f"{mark:g}" for mark in marks)])
+    marks = [mark for mark in marks if mark <= ax.get_xlim()[1]]
+    ax.set_xticks([least, *marks], ["0  //", *(f"{mark:g}" for mark in marks)])
     ax.minorticks_off()
+    ax.set_xlabel("length of the difference / length of the right gradient; // the axis is broken")
     _rows(ax, list(ways))
+    for label, error in zip(ax.get_yticklabels(), ways.values(), strict=True):
+        label.set_weight("bold" if error is None else "normal")
     ax.annotate(
         f"tolerance {tolerance:g}",
         (tolerance, -0.6),
@@ -185,7 +203,9 @@ def replicas_apart(
     lines = []
     for index, (name, values) in enumerate(distances.items()):
         steps_ = range(1, len(values) + 1)
-        lines.append((right.plot(steps_, [100 * value for value in values], **look(index))[0], name))
+        dashes = ("-", "--", "-.", ":")[index % 4]  # one colour: green and vermilion have a meaning at the left
+        curve = right.plot(steps_, [100 * value for value in values], color=COLORS["ink"], linestyle=dashes)[0]
+        lines.append((curve, name))
     end_labels(right, lines)
     right.set_xlabel("after step")
     panel_title(right, "distance, % of the weights")
@@ -232,32 +252,16 @@ def replica_bytes(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """State of one replica in GB, a bar a model, on a logarithmic axis; a line at each device's memory."""
+    """State of one replica in GB, a dot a model, on a logarithmic axis; a line at each device's memory."""
     fig, ax = new_figure(title, subtitle, height=90 + 34 * len(models))
-    smallest = min(devices.values())
-    for place, (_, size) in enumerate(models.items()):
-        fits = size <= max(devices.values())
-        ax.barh(
-            place, size, height=0.62, color=COLORS["green" if size <= smallest else "blue" if fits else "vermilion"]
-        )
-        ax.annotate(
-            f"{size:,.0f} GB" if size >= 100 else f"{size:.3g} GB",
-            (size, place),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            size=9.5,
-            bbox=_PAPER,
-        )
+    words = [f"{size:,.0f} GB" if size >= 100 else f"{size:.3g} GB" for size in models.values()]
+    largest = max(*models.values(), *devices.values())
+    _dots(ax, list(models.values()), words, (min(models.values()) / 2, largest * 12), words_at=largest * 2)
     for name, size in devices.items():
         ax.axvline(size, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
         note(ax, name, (size, -0.52), offset=(-18, 9), color="ink")
-    ax.set_xscale("log")
-    ticks = [0.1, 1, 10, 100, 1000, 10_000]
-    ax.set_xlim(min(models.values()) / 2, max(models.values()) * 4)
-    shown = [tick for tick in ticks if ax.get_xlim()[0] < tick < ax.get_xlim()[1]]
+    shown = [tick for tick in (0.1, 1, 10, 100, 1000, 10_000) if ax.get_xlim()[0] < tick <= largest * 1.6]
     ax.set_xticks(shown, [f"{tick:,g} GB" for tick in shown])
-    ax.minorticks_off()
     _rows(ax, list(models))
     if row:
         numbers(fig, row)

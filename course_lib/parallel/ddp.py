@@ -1,7 +1,8 @@
 """Data parallel: a whole replica on every rank, other data on each, and the sum of the gradients on all.
 
 `DataParallel` is the whole idea. `TorchDDP` is PyTorch's, which sends the gradients in buckets. The three suspects are
-published bugs under the same interface: their loss looks fine, and `checksums` tells them.
+published bugs under the same interface: a few dozen steps' loss does not give them away, and `checksums`, asked for
+after the update, does.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class TorchDDP(Strategy):
 
     def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, **options: Any) -> None:
         super().__init__(model, make_optimizer)
-        self.model = DistributedDataParallel(model, **options)
+        # the buffers (RoPE's table) are the same on all ranks: not to be sent again before every forward
+        self.model = DistributedDataParallel(model, **{"forward_sync_buffers": False, **options})
 
     @contextmanager
     def micro_batch(self, last: bool) -> Iterator[None]:
@@ -89,6 +91,7 @@ class FlagAfterForward(TorchDDP):
     """karpathy/build-nanogpt#30 (June 2024): the flag that says "synchronise now" is set between forward and backward.
 
     DDP decides in forward. So the micro-batch after the one that set the flag synchronises: the first of the next step.
+    (In the very first step it is the first too: the flag's default is to synchronise.)
     """
 
     @contextmanager
@@ -127,7 +130,8 @@ class HookOnTensor(Strategy):
 class HookOnParameter(HookOnTensor):
     """picotron d0efdcc: the hook now runs after the sum, but what it is given is the parameter, and its body was kept.
 
-    So weights are averaged over the ranks, and gradients never.
+    So weights are averaged over the ranks, and gradients never. The replicas are equal before every update and differ
+    after it.
     """
 
     def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer) -> None:

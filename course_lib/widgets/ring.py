@@ -56,6 +56,7 @@ def _draw(ranks: int, step: int, size: float) -> View:
 
 def _still(ranks: int, step: int, size: float) -> Figure:
     _, state, moves, title, subtitle = _moment(ranks, step)
+    subtitle = subtitle.partition(" At an arrow")[0]  # a row a rank, no arrows
     return ring_moment(state, [received for _, received in moves], title=title, subtitle=subtitle)
 
 

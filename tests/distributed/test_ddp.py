@@ -63,6 +63,30 @@ def test_only_the_last_micro_batch_sends(strategy: type[Strategy]) -> None:
         assert same and len(set(sums)) == 1
 
 
+def test_torchs_ddp_sends_no_buffers_in_forward() -> None:
+    """The model has RoPE's table, the same on all ranks."""
+    for traffics, *_ in run_ranks(one_step, 2, ddp.TorchDDP, 2):
+        assert [traffic.count("broadcast") for traffic in traffics] == [0, 0]
+
+
+def test_the_parameter_hook_leaves_equal_replicas_before_the_update() -> None:
+    def asked() -> list[bool]:
+        model = uneven_model()
+        running = ddp.HookOnParameter(model, adamw)
+        inputs, targets = uneven_batches(2, 1, 1)[0]
+        x, y = running.share(inputs, targets)
+        equal = []
+        for _ in range(2):
+            with running.micro_batch(last=True):
+                running.backward(summed_loss(running.model(x), y, 20))
+            equal.append(same_on_all_ranks(model))
+            running.step()
+            equal.append(same_on_all_ranks(model))
+        return equal
+
+    assert run_ranks(asked, 2) == [[True, False, True, False]] * 2
+
+
 def test_the_flag_after_forward_synchronises_the_first_micro_batch() -> None:
     for traffics, same, sums, parameters in run_ranks(one_step, 2, ddp.FlagAfterForward, 3):
         assert [traffic.sent(kind="all_reduce") for traffic in traffics] == [parameters, 0, 0]
