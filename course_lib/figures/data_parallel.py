@@ -16,7 +16,6 @@ from course_lib.figures.style import (
     key,
     new_figure,
     new_panels,
-    note,
     numbers,
     panel_title,
 )
@@ -46,7 +45,7 @@ def years_on_one(runs: Mapping[str, float], *, limit: float, title: str, subtitl
     for years in runs.values():
         devices = float(f"{np.ceil(years / limit):.2g}")
         words.append(f"{_years(years)}: {devices:,.0f} device{'s' * (devices > 1)}")
-    smallest, largest = min(*runs.values(), limit) / 4, max(runs.values()) * 200
+    smallest, largest = min(*runs.values(), limit) / 4, max(runs.values()) * 500
     _dots(ax, list(runs.values()), words, (smallest, largest), words_at=max(runs.values()) * 2)
     ticks = {1 / 365: "a day", 1 / 12: "a month", 1: "a year", 30: "30 years", 1000: "1,000 years"}
     shown = {at: name for at, name in ticks.items() if smallest < at < largest}
@@ -124,10 +123,11 @@ def errors(
     marks = [mark for mark in marks if mark <= ax.get_xlim()[1]]
     ax.set_xticks([least, *marks], ["0  //", *(f"{mark:g}" for mark in marks)])
     ax.minorticks_off()
-    ax.set_xlabel("length of the difference / length of the right gradient; // the axis is broken")
+    ax.set_xlabel("relative difference; // the axis is broken")
     _rows(ax, list(ways))
     for label, error in zip(ax.get_yticklabels(), ways.values(), strict=True):
-        label.set_weight("bold" if error is None else "normal")
+        label.set_fontweight("bold" if error is None else "normal")
+    ax.tick_params(axis="y", pad=9)
     ax.annotate(
         f"tolerance {tolerance:g}",
         (tolerance, -0.6),
@@ -259,7 +259,9 @@ def replica_bytes(
     _dots(ax, list(models.values()), words, (min(models.values()) / 2, largest * 12), words_at=largest * 2)
     for name, size in devices.items():
         ax.axvline(size, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
-        note(ax, name, (size, -0.52), offset=(-18, 9), color="ink")
+        ax.annotate(
+            name, (size, -0.6), xytext=(0, 5), textcoords="offset points", ha="center", size=9.5, color=COLORS["ink"]
+        )
     shown = [tick for tick in (0.1, 1, 10, 100, 1000, 10_000) if ax.get_xlim()[0] < tick <= largest * 1.6]
     ax.set_xticks(shown, [f"{tick:,g} GB" for tick in shown])
     _rows(ax, list(models))
