@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.errors import ConfigError, ScheduleError
-from course_lib.parallel.overlap import LayerTimes, ddp_tasks, exposed, fsdp_tasks, waits
+from course_lib.parallel.overlap import LayerTimes, ddp_tasks, exposed, fsdp_tasks, typical, waited_for, waits
 from course_lib.parallel.timeline import simulate
 from course_lib.planning.communication import step_time
 
@@ -62,6 +62,13 @@ def test_two_layers_by_hand():
     assert stays.makespan == 19 and waits(stays) == [(0, 2), (18, 19)]
     names = [slot.name for slot in early.lane("network")]
     assert names == ["gather 0", "gather 1", "gather again 1", "gather again 0", "scatter 1", "scatter 0"]
+
+
+def test_what_the_network_does_while_computing_waits():
+    late = simulate(fsdp_tasks([LayerTimes(3, 6, 2, 2)] * 6, prefetch=0))
+    assert waited_for(late) == {"gather": 24, "scatter": 12} and exposed(late) == 36
+    assert waited_for(simulate(fsdp_tasks([LayerTimes(3, 6, 0, 0)] * 2))) == {}
+    assert typical([LayerTimes(1, 2, 3, 4), LayerTimes(3, 4, 5, 6)]) == LayerTimes(2, 3, 4, 5)
 
 
 def test_data_parallel_hides_all_but_the_last_bucket():

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from course_lib.figures.ledger import BYTE_COLORS, readable
 from course_lib.figures.style import COLORS, ink, new_figure, new_panels, numbers, panel_title, text_on, tint
@@ -59,6 +60,7 @@ def touched(
     _phases(ax, phases, count, bottom)
     ax.set_ylim(0, bottom * 1.09)
     ax.set_xlabel("operators, in the order in which they run")
+    ax.set_ylabel("height: bytes")
     ax.grid(False)
     if row:
         numbers(fig, row)
@@ -159,7 +161,7 @@ def step_memory(
     """Bytes alive over a step, a panel a strategy, one scale: {name: [(phase, whole weights, total) an operator]}.
 
     From below: weights that are whole; what else is there when the step begins, and so stays (moments, shards of
-    weights); what comes and goes.
+    weights); what comes and goes: gradients, activations, buffers.
     """
     fig, axes = new_panels(title, subtitle, height=290, cols=len(panels), share_y=True)
     top = max(total for moments in panels.values() for _, _, total in moments) / 1e6
@@ -184,7 +186,7 @@ def step_memory(
         ax.set_xlabel("operators, in the order in which they run")
         ax.set_ylim(0, top * 1.16)
     axes[0].set_ylabel("MB alive on a rank")
-    entries = [("comes and goes", _COMES), ("other state, stays", _STAYS), ("whole weights", _WHOLE)]
+    entries = [("gradients, activations, buffers", _COMES), ("other state, stays", _STAYS), ("whole weights", _WHOLE)]
     axes[-1].legend(
         handles=[Patch(facecolor=color, label=name) for name, color in entries],
         loc="upper right",
@@ -205,14 +207,16 @@ def trades(
     title: str,
     subtitle: str | None = None,
     offsets: Mapping[str, tuple[float, float]] | None = None,
+    bottom: float = 0.0,
 ) -> Figure:
-    """A labelled point a strategy: {name: (elements sent in P, bytes a parameter at the peak)}."""
+    """A labelled point a strategy: {name: (elements sent in P, bytes a parameter at the peak)}. bottom: of the y axis,
+    for points that lie together."""
     fig, ax = new_figure(title, subtitle, height=300)
     for name, (sent, peak) in points.items():
         ax.plot([sent], [peak], "o", color=COLORS["communication"], markersize=8, clip_on=False)
         dx, dy = (offsets or {}).get(name, (10, 0))
         ax.annotate(
-            name,
+            f"{name}: {peak:.1f}",
             (sent, peak),
             xytext=(dx, dy),
             textcoords="offset points",
@@ -220,9 +224,11 @@ def trades(
             va="center",
             size=9.5,
             color=ink(COLORS["ink"]),
+            path_effects=[withStroke(linewidth=3, foreground=COLORS["paper"])],
         )
     ax.set_xlim(0, max(sent for sent, _ in points.values()) * 1.2)
-    ax.set_ylim(0, max(peak for _, peak in points.values()) * 1.15)
+    ax.grid(False, axis="x")
+    ax.set_ylim(bottom, bottom + (max(peak for _, peak in points.values()) - bottom) * 1.15)
     ax.set_xlabel("elements that a rank sends in a step, in parameters P")
     ax.set_ylabel("bytes a parameter at the peak")
     return fig

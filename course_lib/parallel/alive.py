@@ -53,7 +53,7 @@ class Alive(TorchDispatchMode):
             module.register_forward_hook(lambda _, __, output, name=name: self.wait(output, name))
 
     def enter(self, unit: str, phase: str) -> None:
-        """From here on, operators belong to this unit and phase."""
+        """From here on, operators belong to this unit and phase. Phase "": they are ours, and are not recorded."""
         self.unit, self.phase = unit, phase
 
     def wait(self, output: Tensor, name: str) -> None:
@@ -80,6 +80,8 @@ class Alive(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if not self.phase:
+            return result
         self.follow(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         self.moments.append(self.now())
         return result

@@ -24,7 +24,7 @@ from course_lib.model import GPT
 from course_lib.parallel.launch import run_ranks
 from course_lib.parallel.overlap import LayerTimes
 
-__all__ = ["gather_ahead", "layer_times", "step_seconds"]
+__all__ = ["gather_ahead", "layer_times", "step_rounds", "step_seconds"]
 
 
 def layer_times(
@@ -88,14 +88,21 @@ def gather_ahead(blocks: nn.ModuleList) -> None:
 def step_seconds(
     shape: ModelConfig, ranks: int = 2, *, batch: int = 4, length: int | None = None, rounds: int = 9
 ) -> dict[str, float]:
-    """Median seconds of forward and backward through FSDP2's blocks: {"late": without, "early": with a prefetch}.
+    """The medians of `step_rounds`."""
+    found = step_rounds(shape, ranks, batch=batch, length=length, rounds=rounds)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def step_rounds(
+    shape: ModelConfig, ranks: int = 2, *, batch: int = 4, length: int | None = None, rounds: int = 9
+) -> dict[str, list[float]]:
+    """Seconds of forward and backward through FSDP2's blocks, in each round: {"late": without, "early": with prefetch}.
 
     Both models take turns in one run, so that other work on the machine hits both.
     """
     job = partial(_steps_here, shape, batch, length or shape.context, rounds)
     found = run_ranks(job, ranks, timeout=120)
-    slowest = {name: map(max, *(one[name] for one in found)) for name in found[0]}  # of the ranks, round by round
-    return {name: statistics.median(seconds) for name, seconds in slowest.items()}
+    return {name: list(map(max, *(one[name] for one in found))) for name in found[0]}  # the slowest rank's
 
 
 class _Trunk(nn.Module):

@@ -14,12 +14,13 @@ The order on the network is FSDP2's: before a backward, the gather of the next l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from statistics import mean
 
 from course_lib.errors import ScheduleError
 from course_lib.parallel.timeline import Task, Timeline
 
-__all__ = ["COMPUTE", "NETWORK", "LayerTimes", "ddp_tasks", "exposed", "fsdp_tasks", "waits"]
+__all__ = ["COMPUTE", "NETWORK", "LayerTimes", "ddp_tasks", "exposed", "fsdp_tasks", "typical", "waited_for", "waits"]
 
 COMPUTE, NETWORK = "compute", "network"
 
@@ -34,6 +35,11 @@ class LayerTimes:
     """All-gather of its weights."""
     scatter: float
     """Reduce-scatter of its gradients."""
+
+
+def typical(layers: Sequence[LayerTimes]) -> LayerTimes:
+    """The mean over layers: what one of them takes, where they only differ by the noise of measuring."""
+    return LayerTimes(*(mean(column) for column in zip(*map(astuple, layers), strict=True)))
 
 
 def fsdp_tasks(layers: Sequence[LayerTimes], *, prefetch: int = 1, reshard: bool = True) -> list[Task]:
@@ -101,3 +107,13 @@ def waits(run: Timeline) -> list[tuple[float, float]]:
 def exposed(run: Timeline) -> float:
     """How long computing waits for the network in all: the communication that nothing hides."""
     return run.idle(COMPUTE)
+
+
+def waited_for(run: Timeline) -> dict[str, float]:
+    """What the network does while computing waits: {kind of task: how long}. A scatter can stand before a gather."""
+    found: dict[str, float] = {}
+    for start, end in waits(run):
+        for slot in run.lane(NETWORK):
+            if (shared := min(end, slot.end) - max(start, slot.start)) > 0:
+                found[slot.kind] = found.get(slot.kind, 0.0) + shared
+    return found
