@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from course_lib.errors import ScheduleError
 
-__all__ = ["Slot", "Task", "Timeline", "simulate"]
+__all__ = ["Slot", "Task", "Timeline", "simulate", "start_times"]
 
 Wait = str | tuple[str, float]
 
@@ -158,50 +158,64 @@ def simulate(tasks: Iterable[Task]) -> Timeline:
         if task.resource not in queues:
             queues[task.resource] = []
         queues[task.resource].append(task)
-    names = {task.name for task in tasks}
-    if len(names) < len(tasks):
+    places = {task.name: place for place, task in enumerate(tasks)}
+    if len(places) < len(tasks):
         raise ScheduleError(f"task {_repeated(tasks)!r} is there twice: give each its own name")
-    starts: dict[str, float] = {}
-    ends: dict[str, float] = {}
-    free = dict.fromkeys(queues, 0.0)  # when a resource has ended all that it ran so far
-    place = dict.fromkeys(queues, 0)  # how many tasks that are
-    blocked: dict[str, list[str]] = {}  # by task: the resources whose next task waits for it
-    awake = list(queues)
+    lanes = [[places[task.name] for task in queue] for queue in queues.values()]
+    starts = start_times(lanes, [task.duration for task in tasks], [_waits(task, places) for task in tasks])
+    if min(starts, default=0.0) < 0:
+        raise ScheduleError(_deadlock(tasks, starts))
+    return Timeline(tasks, tuple(starts))
+
+
+def start_times(
+    lanes: Sequence[Sequence[int]], durations: Sequence[float], waits: Sequence[Iterable[tuple[int, float]]]
+) -> list[float]:
+    """The same for tasks that are numbers: when each starts, -1.0 where a circle of waits keeps it from starting.
+
+    lanes: what each resource runs, in order; waits: of each task what it waits for, with the delay.
+    """
+    starts = [-1.0] * len(durations)
+    ends = [-1.0] * len(durations)
+    free = [0.0] * len(lanes)  # when a resource has ended all that it ran so far
+    place = [0] * len(lanes)  # how many tasks that are
+    blocked: dict[int, list[int]] = {}  # by task: the resources whose next task waits for it
+    awake = [*range(len(lanes))]
     while awake:
-        resource = awake.pop()
-        queue, now = queues[resource], free[resource]
-        for index in range(place[resource], len(queue)):
-            task = queue[index]
-            start, missing = _earliest(task, now, ends)
-            if missing is not None:
-                if missing not in names:
-                    raise ScheduleError(f"task {task.name!r} waits for {missing!r}, which is not in the schedule")
-                blocked.setdefault(missing, []).append(resource)
-                break
-            starts[task.name] = start
-            ends[task.name] = now = start + task.duration
-            place[resource] = index + 1
-            if task.name in blocked:
-                awake += blocked.pop(task.name)
-        free[resource] = now
-    if len(ends) < len(tasks):
-        heads = [queue[place[resource]] for resource, queue in queues.items() if place[resource] < len(queue)]
-        raise ScheduleError(_deadlock(heads, tasks, ends))
-    return Timeline(tasks, tuple([starts[task.name] for task in tasks]))
+        lane = awake.pop()
+        queue, now = lanes[lane], free[lane]
+        for index in range(place[lane], len(queue)):
+            task, start = queue[index], now
+            for other, delay in waits[task]:
+                end = ends[other]
+                if end < 0:
+                    blocked.setdefault(other, []).append(lane)
+                    break
+                if end + delay > start:
+                    start = end + delay
+            else:
+                starts[task] = start
+                ends[task] = now = start + durations[task]
+                place[lane] = index + 1
+                if task in blocked:
+                    awake += blocked.pop(task)
+                continue
+            break
+        free[lane] = now
+    return starts
 
 
-def _earliest(task: Task, now: float, ends: dict[str, float]) -> tuple[float, str | None]:
-    """When a task can start on a resource that is free from `now` on, and the first task that it still waits for."""
+def _waits(task: Task, places: dict[str, int]) -> list[tuple[int, float]]:
+    """What a task waits for, by place."""
+    found = []
     for wait in task.after:
         name, delay = (wait, 0.0) if isinstance(wait, str) else wait
         if not 0 <= delay < inf:
             raise ScheduleError(f"task {task.name!r} waits {delay} after {name!r}; a delay is a number, at least 0")
-        if name not in ends:
-            return now, name
-        end = ends[name] + delay
-        if end > now:
-            now = end
-    return now, None
+        if name not in places:
+            raise ScheduleError(f"task {task.name!r} waits for {name!r}, which is not in the schedule")
+        found.append((places[name], delay))
+    return found
 
 
 def _repeated(tasks: Sequence[Task]) -> str:
@@ -216,15 +230,18 @@ def _repeated(tasks: Sequence[Task]) -> str:
 _SHOWN = 5
 
 
-def _deadlock(heads: Sequence[Task], tasks: Sequence[Task], ends: dict[str, float]) -> str:
-    """One circle of tasks that wait for each other, in words. `heads`: what each blocked resource would run next."""
-    head = {task.resource: task for task in heads}
-    home = {task.name: task.resource for task in tasks}
-    path: list[Task] = [heads[0]]
+def _deadlock(tasks: Sequence[Task], starts: Sequence[float]) -> str:
+    """One circle of tasks that wait for each other, in words."""
+    blocked = {task.name: task for task, start in zip(tasks, starts, strict=True) if start < 0}
+    head: dict[str, Task] = {}  # what each blocked resource would run next
+    for task in blocked.values():
+        head.setdefault(task.resource, task)
+    path = [next(iter(head.values()))]
     reasons: list[str] = []
     while True:
-        wanted = str(_earliest(path[-1], 0.0, ends)[1])
-        after = head[home[wanted]]  # nothing else runs on that resource before this task
+        names = (wait if isinstance(wait, str) else wait[0] for wait in path[-1].after)
+        wanted = next(name for name in names if name in blocked)
+        after = head[blocked[wanted].resource]  # nothing else runs on that resource before this task
         behind = "" if after.name == wanted else f", which comes after {after.name!r} on {after.resource!r}"
         reasons.append(f"{path[-1].name!r} waits for {wanted!r}{behind}")
         if after in path:
@@ -233,4 +250,4 @@ def _deadlock(heads: Sequence[Task], tasks: Sequence[Task], ends: dict[str, floa
         path.append(after)
     if len(circle) > _SHOWN:
         circle = [*circle[: _SHOWN - 1], f"and so on over {len(circle) - _SHOWN} more", circle[-1]]
-    return f"deadlock, {len(tasks) - len(ends)} of {len(tasks)} tasks never start: " + "; ".join(circle)
+    return f"deadlock, {len(blocked)} of {len(tasks)} tasks never start: " + "; ".join(circle)
