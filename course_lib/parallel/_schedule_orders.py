@@ -16,8 +16,9 @@ from course_lib.errors import ScheduleError
 
 __all__ = ["KINDS", "ORDERS", "Grid", "legal", "nearest", "plan"]
 
-KINDS = "FBIW"
-"""Forward, backward (both of the next two at once), backward for the input, backward for the weights."""
+KINDS = "FBIWP"
+"""Forward, backward (both of the next two at once), backward for the input, backward for the weights; and P, a forward
+that runs as one with the B behind it."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many forwards there are: stages x micro-batches. Codes go from 0 to 4 times that."""
+        """How many forwards there are: stages x micro-batches. Codes go from 0 to 5 times that."""
         return len(self.homes) * self.microbatches
 
     def row(self, kind: str, stage: int) -> range:
@@ -132,15 +133,15 @@ def _zbv(grid: Grid, rank: int) -> list[int]:
 
 
 def _dualpipev(grid: Grid, rank: int) -> list[int]:
-    """DualPipeV: a forward beside a backward. A pair is the forward, then the backward here: it costs the sum."""
+    """DualPipeV: zbv's V, with forwards that run beside backwards (DeepSeek-V3, arXiv 2412.19437, and its code)."""
     p, m = grid.ranks, grid.microbatches
     first, second = grid.held_by(rank)
-    f0, f1 = (iter(grid.row("F", stage)) for stage in (first, second))
+    f0, f1 = (zip(grid.row("F", stage), grid.row("P", stage), strict=True) for stage in (first, second))
     b0, b1 = (zip(*(grid.row(kind, stage) for kind in "BIW"), strict=True) for stage in (first, second))
     late: deque[int] = deque()  # weight gradients that were put off
 
-    order = [next(f0) for _ in range(2 * (p - 1 - rank))]
-    order += [next(row) for _ in range(rank + 1) for row in (f0, f1)]
+    order = [next(f0)[0] for _ in range(2 * (p - 1 - rank))]
+    order += [next(row)[0] for _ in range(rank + 1) for row in (f0, f1)]
 
     def backward(row: Iterator[tuple[int, ...]], split: bool = False) -> None:
         whole, inputs, weights = next(row)
@@ -155,12 +156,15 @@ def _dualpipev(grid: Grid, rank: int) -> list[int]:
     for _ in range(p - 1 - rank):
         backward(b1, split=True)
         weights()
-        order.append(next(f1))
+        order.append(next(f1)[0])
     steady = range(m - 2 * p + rank + 1)
-    order += [code for _ in steady for code in (next(f0), next(b1)[0], next(f1), next(b0)[0])]
+    begin = len(order)
+    order += [code for _ in steady for code in (next(f0)[1], next(b1)[0], next(f1)[1], next(b0)[0])]
+    if rank == p - 1 and steady:  # the very first is no pair: its backward would come later
+        order[begin] -= grid.row("P", 0)[0]
     for _ in range(p - 1 - rank):
         backward(b1)
-        order.append(next(f1))
+        order.append(next(f1)[1])
         backward(b0)
     half = (rank + 1) // 2
     for k in range(rank + 1):
