@@ -33,6 +33,8 @@ def test_on_one_process_it_agrees_with_peak() -> None:
     assert totals[-1] < totals[0] * 1.01  # gradients and activations are gone
     weights = 4 * first.model.num_params()
     assert {moment.whole for moment in alive.moments} == {weights}
+    gradients = [moment.gradients for moment in alive.moments]
+    assert gradients[0] == 0 and max(gradients) == weights
 
 
 def test_a_storage_that_is_emptied_and_filled_again_counts_when_it_is_full() -> None:

@@ -36,13 +36,17 @@ def test_rungs_write_sums_and_parts() -> None:
 
 
 def test_step_memory_stacks_whole_weights_state_and_the_rest() -> None:
-    moments = [("forward", 0.0, 10e6), ("forward", 2e6, 13e6), ("backward", 2e6, 15e6), ("backward", 0.0, 11e6)]
+    moments = [
+        ("forward", 0.0, 0.0, 10e6),
+        ("forward", 2e6, 0.0, 13e6),
+        ("backward", 2e6, 1e6, 15e6),
+        ("backward", 0.0, 1e6, 11e6),
+    ]
     figure = figures.step_memory({"one": moments, "two": moments}, title="T", row=[("1", "one")])
     text = words(figure)
     assert "15 MB" in text and "whole weights" in text and "backward" in text
-    whole, stays, comes = figure.axes[0].collections[:3]
-    tops = [area.get_paths()[0].get_extents().y1 for area in (whole, stays, comes)]
-    assert tops == pytest.approx([2, 12, 15])
+    tops = [area.get_paths()[0].get_extents().y1 for area in figure.axes[0].collections[:4]]
+    assert tops == pytest.approx([2, 12, 13, 15])
     png(figure)
 
 

@@ -149,29 +149,35 @@ def _key_below(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
 
 
 _WHOLE, _STAYS, _COMES = COLORS["forward"], tint(COLORS["optimizer"], 0.6), tint(COLORS["grey"], 0.35)
+_GRADIENTS = COLORS["backward"]
 
 
 def step_memory(
-    panels: Mapping[str, Sequence[tuple[str, float, float]]],
+    panels: Mapping[str, Sequence[tuple[str, float, float, float]]],
     *,
     title: str,
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """Bytes alive over a step, a panel a strategy, one scale: {name: [(phase, whole weights, total) an operator]}.
+    """Bytes alive over a step, a panel a strategy, one scale.
 
-    From below: weights that are whole; what else is there when the step begins, and so stays (moments, shards of
-    weights); what comes and goes: gradients, activations, buffers.
+    panels: {name: [(phase, whole weights, gradients, total) an operator]}. From below: weights that are whole; what
+    else is there when the step begins, and so stays (moments, shards of weights); gradients; what comes and goes.
     """
     fig, axes = new_panels(title, subtitle, height=290, cols=len(panels), share_y=True)
-    top = max(total for moments in panels.values() for _, _, total in moments) / 1e6
+    top = max(total for moments in panels.values() for *_, total in moments) / 1e6
     for ax, (name, moments) in zip(axes, panels.items(), strict=True):
         whole = np.array([entry[1] for entry in moments]) / 1e6
-        total = np.array([entry[2] for entry in moments]) / 1e6
+        gradients = np.array([entry[2] for entry in moments]) / 1e6
+        total = np.array([entry[3] for entry in moments]) / 1e6
         places = np.arange(len(moments))
         stays = whole + total[0] - whole[0]
-        for low, high, color in ((0 * whole, whole, _WHOLE), (whole, stays, _STAYS), (stays, total, _COMES)):
+        summed = np.minimum(stays + gradients, total)
+        layers = ((whole, _WHOLE), (stays, _STAYS), (summed, _GRADIENTS), (total, _COMES))
+        low = 0 * whole
+        for high, color in layers:
             ax.fill_between(places, low, high, color=color, linewidth=0, step="post")
+            low = high
         first, phases = 0, []
         for phase, run in groupby(moments, key=lambda entry: entry[0]):
             phases.append((phase, first))
@@ -179,18 +185,26 @@ def step_memory(
         _phases(ax, phases, len(moments), top * 1.06)
         peak = int(np.argmax(total))
         text = f"{readable(float(total[peak]))} MB"
+        side = "right" if peak > 0.9 * len(moments) else "center"
         ax.annotate(
-            text, (peak, total[peak]), xytext=(0, 3), textcoords="offset points", ha="center", size=9.5, weight="bold"
+            text, (peak, total[peak]), xytext=(0, 3), textcoords="offset points", ha=side, size=9.5, weight="bold"
         )
         panel_title(ax, name)
         ax.set_xlabel("operators, in the order in which they run")
         ax.set_ylim(0, top * 1.16)
     axes[0].set_ylabel("MB alive on a rank")
-    entries = [("gradients, activations, buffers", _COMES), ("other state, stays", _STAYS), ("whole weights", _WHOLE)]
+    entries = [
+        ("activations, buffers", _COMES),
+        ("gradients", _GRADIENTS),
+        ("other state, stays", _STAYS),
+        ("whole weights", _WHOLE),
+    ]
     axes[-1].legend(
         handles=[Patch(facecolor=color, label=name) for name, color in entries],
         loc="upper right",
         bbox_to_anchor=(1, 0.9),
+        ncols=2,
+        columnspacing=1.0,
         framealpha=1,
         edgecolor="none",
         fontsize=9,
@@ -213,7 +227,7 @@ def trades(
     for points that lie together."""
     fig, ax = new_figure(title, subtitle, height=300)
     for name, (sent, peak) in points.items():
-        ax.plot([sent], [peak], "o", color=COLORS["communication"], markersize=8, clip_on=False)
+        ax.plot([sent], [peak], "o", color=COLORS["communication"], markersize=8, clip_on=False, zorder=5)
         dx, dy = (offsets or {}).get(name, (10, 0))
         ax.annotate(
             f"{name}: {peak:.1f}",

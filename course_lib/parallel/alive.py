@@ -27,6 +27,8 @@ class Moment:
     """forward, backward or update."""
     whole: int
     """Bytes of the parameters that are whole on this rank now."""
+    gradients: int
+    """Bytes of their `.grad`, whole or sharded."""
     total: int
     """Bytes of all tensors that are alive."""
 
@@ -64,7 +66,7 @@ class Alive(TorchDispatchMode):
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            storage = (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()
+            storage = _storage(tensor)
             key = storage._cdata
             known = self._storages.get(key)
             if (known is None or known() is None) and not 0 < storage.nbytes() < 256:
@@ -76,7 +78,10 @@ class Alive(TorchDispatchMode):
         found = [slots[name] for slots, name in self._slots]
         plain = [p.untyped_storage() for p in found if p is not None and not isinstance(p, DTensor)]
         whole = {storage._cdata: storage.nbytes() for storage in plain}
-        return Moment(self.unit, self.phase, sum(whole.values()), sum(storage.nbytes() for storage in alive.values()))
+        grads = [_storage(p.grad) for p in found if p is not None and p.grad is not None]
+        summed = {storage._cdata: storage.nbytes() for storage in grads}
+        total = sum(storage.nbytes() for storage in alive.values())
+        return Moment(self.unit, self.phase, sum(whole.values()), sum(summed.values()), total)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -85,3 +90,7 @@ class Alive(TorchDispatchMode):
         self.follow(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         self.moments.append(self.now())
         return result
+
+
+def _storage(tensor: Tensor) -> Any:
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()
