@@ -59,9 +59,13 @@ def _held(case: Case) -> dict[str, float]:
         "stages-start-at-one": total(3, 2, at=stage + 1),
         "shards-everything": total(1, 1),
         "two-at-once": total(3, 1),  # or the weights: at stage 1 that is the same number
-        "the-master-stays-whole": total(3, 2, master=4),
+        "eight-bytes-whole": total(3, 2, master=4),  # or FP32 weights and gradients, two averages: the same number
         "gradients-stay-whole": total(3, 4),
         "weights-stay-whole": total(4, 2),
+        "weights first": total(1, 2, 3, 3),
+        "gradients alone": total(4, 2, 4, 4) if stage == 2 else total(3, 2),
+        "weights alone": total(3, 4, 4, 4) if stage == 3 else total(3, 2),
+        "all at stage 0": total(0, 0, 0, 0),
         "gibibytes": total(3, 2) * 1e9 / 2**30,
         "bytes": total(3, 2) * 1e9,
         "all ranks": total(3, 2) * ranks,
@@ -74,7 +78,13 @@ BYTES_HINTS = {
     "stages-start-at-one": "that is what the next stage would hold. Stage 0 is plain data parallel",
     "shards-everything": "at stage 1 not everything is in shards. What does each rank still need whole for backward?",
     "two-at-once": "two categories are in shards here. How many does stage 1 shard, and which?",
-    "the-master-stays-whole": "the FP32 copy of the weights is whole here. Who updates it, and which part of it?",
+    "eight-bytes-whole": (
+        "8 bytes a parameter are whole here. Of the text's bytes stage 1 leaves 2 + 2 whole: what are your other 4?"
+    ),
+    "weights first": "2 bytes a parameter are in shards here. Which bytes does stage 1 shard, and which the others?",
+    "gradients alone": "only the gradients are in shards here. Each stage shards what the one before it did, and more",
+    "weights alone": "only the weights are in shards here. Each stage shards what the one before it did, and more",
+    "all at stage 0": "everything is in shards here. Stage 0 is plain data parallel: what does each rank hold?",
     "gradients-stay-whole": "the gradients are whole here. What does stage 2 add to stage 1?",
     "weights-stay-whole": "the 16-bit weights are whole here. What does stage 3 add to stage 2?",
     "gibibytes": "those are GiB; 1 GB is 1e9 bytes",
@@ -120,7 +130,7 @@ BYTES = Exercise(
         "stages-start-at-one": "stage 0 shards the optimizer's state",
         "shards-everything": "every stage divides everything by the number of ranks",
         "two-at-once": "stage 1 shards the gradients or the weights besides the optimizer's state",
-        "the-master-stays-whole": "the master weights are no part of the optimizer's state",
+        "eight-bytes-whole": "weights and gradients have 4 bytes, or the master weights are no part of the optimizer",
         "gradients-stay-whole": "the gradients are never sharded",
         "weights-stay-whole": "the weights are never sharded",
         "gibibytes": "a GB is 2^30 bytes",

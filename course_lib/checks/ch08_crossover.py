@@ -1,5 +1,6 @@
 """Check 08.6, the crossover: from how many devices on communication takes longer than computing, tried one by one."""
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -20,10 +21,10 @@ def crossover_cases(seed: int) -> list[Case]:
     """Where the crossing lies is fixed for each case, the sizes follow the seed. Two jobs differ in the model alone."""
     rng = np.random.default_rng([seed, 806])
 
-    def job(low: float, high: float, sequences: int, passes: int = 3) -> Job:
+    def job(low: float, high: float, sequences: float, passes: int = 3) -> Job:
         """One in which 1 + `low` to 1 + `high` devices communicate as long as they compute."""
         while True:
-            tokens = (sequence := int(rng.choice([2048, 4096, 8192]))) * sequences
+            tokens = int((sequence := int(rng.choice([2048, 4096, 8192]))) * sequences)
             flops, at = int(rng.integers(10, 90)) * 10**13, float(rng.uniform(low, high))
             found: Job = {
                 "parameters": int(rng.integers(1, 70)) * 10**9,
@@ -46,6 +47,7 @@ def crossover_cases(seed: int) -> list[Case]:
         "the same job with a ten times larger model": first | {"parameters": 10 * first["parameters"]},
         "two passes": job(130, 250, 2048, 2),
         "the crossing lies beyond the last sequence": job(600, 1000, 512),
+        "the last sequence is not whole": job(7.1, 7.9, 8.625),  # crosses at 9 devices, and 8 sequences are whole
         "exactly as long at 8 devices": even | {"passes": 3},
     }
     return [{"name": name, "job": found} for name, found in jobs.items()]
@@ -54,8 +56,10 @@ def crossover_cases(seed: int) -> list[Case]:
 def crossover_run(answer: Any, case: Case) -> dict[str, Any]:
     if not isinstance(answer, Mapping) or not all(callable(answer.get(name)) for name in ("share", "crossover")):
         raise WrongForm(f'hand in {{"share": share, "crossover": crossover}}, two functions; yours is {kind(answer)}')
-    shares = [plain(answer["share"](dict(case["job"]), devices)) for devices in COUNTS]
-    return {"shares": shares, "crossover": plain(answer["crossover"](dict(case["job"])))}
+    shares = [plain(answer["share"](case["job"], devices)) for devices in COUNTS]
+    if None in shares:  # crossover may use share, and would fail for another reason
+        return {"shares": shares, "crossover": None}
+    return {"shares": shares, "crossover": plain(answer["crossover"](case["job"]))}
 
 
 # The job, tried with one device after the other, in exact fractions.
@@ -64,7 +68,7 @@ def crossover_run(answer: Any, case: Case) -> dict[str, Any]:
 def _seconds(job: Job, devices: int, rule: str = "") -> tuple[Fraction, Fraction]:
     """Seconds of computing and of communication on each device. `rule` makes one mistake."""
     flops = (2 if rule == "forward-is-the-step" else 6) * job["parameters"] * job["tokens"]
-    width = 1 if rule == "a-number-is-a-byte" else 2
+    width = {"a-number-is-a-byte": 1, "numbers-travel-in-fp32": 4}.get(rule, 2)
     passes = 3 if rule == "always-three-passes" else job["passes"]
     share = Fraction(devices - 1, devices)
     if rule == "everything-travels":
@@ -74,6 +78,9 @@ def _seconds(job: Job, devices: int, rule: str = "") -> tuple[Fraction, Fraction
     if rule == "only-a-shard-travels":
         share = Fraction(1, devices)
     compute = Fraction(flops, job["flops"] * (1 if rule == "the-work-is-not-divided" else devices))
+    if rule == "whole-sequences-only":
+        sequences = Fraction(job["tokens"], job["sequence"])
+        compute = math.ceil(sequences / devices) / sequences * Fraction(flops, job["flops"])
     return compute, passes * width * job["parameters"] * share / job["bandwidth"]
 
 
@@ -91,6 +98,8 @@ def _first(job: Job, rule: str = "") -> int | None:
 SHARE_RULES = {
     "forward-is-the-step": "computing takes a third of what it should. What does a step do besides forward?",
     "a-number-is-a-byte": "communication takes half of what it should. How many bytes has a number here?",
+    "numbers-travel-in-fp32": "communication takes twice as long as it should. How many bytes has a number here?",
+    "whole-sequences-only": "a device computes whole sequences in yours; in this model the work is divided evenly",
     "always-three-passes": "how many times does the model travel in this job?",
     "everything-travels": "of what travels round a ring, a device does not send all. Try it with one device",
     "more-devices-more-to-send": "what a device sends grows with the number of devices in yours. Can a ring do better?",
@@ -131,6 +140,8 @@ def _wrong_share(job: Job, devices: int, share: Any, shares: list[Any]) -> Wrong
         return Wrong(message, "one-after-the-other")
     if communicate and same(share, compute / communicate, 1e-6):
         return Wrong(f"{where} is {share:.4g}. How long is a step in which computing takes longer?", "more-than-all")
+    if _number(share) and share > 1 and same(1 / share, right, 1e-6):
+        return Wrong(f"{where} is {share:.4g}; a share is at most 1. Which of the two times is divided by which?")
     if same(share, 100 * right, 1e-6):
         return Wrong(f"{where} is {share:.4g}; a share is a number from 0 to 1, not in percent", form=True)
     if communicate and same(share, communicate / max(compute, communicate), 1e-6):
@@ -160,6 +171,8 @@ def _wrong_count(job: Job, count: Any) -> Wrong | None:
         return None
     if right is None and count > most:
         message = f"{before}With {count:g} devices, how many of the {most} sequences has each?"
+        if job["tokens"] % job["sequence"] and count == most + 1:
+            message = f"{before}{count:g} devices want {count:g} sequences. Is the last one of this batch whole?"
         return Wrong(message, "forgets-the-floor")
     if count == most:
         message = f"{before}At {count:g} devices the sequences end. Is it the first past the crossing?"
@@ -187,6 +200,8 @@ CROSSOVER = Exercise(
     misconceptions={
         "forward-is-the-step": "a step costs 2 FLOPs a parameter and token",
         "a-number-is-a-byte": "numbers and bytes are the same",
+        "numbers-travel-in-fp32": "the weights and gradients that travel have 4 bytes, always",
+        "whole-sequences-only": "a cost model divides the work no finer than a device does",
         "always-three-passes": "FSDP always sends three times the model",
         "everything-travels": "each device sends the whole model",
         "more-devices-more-to-send": "what a device sends grows with the number of devices",

@@ -50,7 +50,8 @@ def floor_text(variant: int) -> str:
         '          "C" hybrid sharding: shards within a node of 8 devices, replicas over the nodes\n'
         f'          "D" context parallel: each sequence is cut over {run["context"]} devices\n'
         f'          "E" tensor parallel: {run["tensor"]} devices compute one sequence together\n'
-        "evidence: the largest number of devices that pure FSDP as it is can give work in every micro-batch"
+        "evidence: the largest number of devices that pure FSDP as it is could give work in every micro-batch,\n"
+        "          however many devices there are"
     )
 
 
@@ -102,7 +103,12 @@ def _wrong_number(run: dict[str, Any], value: float) -> Wrong:
         ),
         "a-token-is-enough": (tokens, "Those are tokens. What is the least that a device can compute in pure FSDP?"),
         "tokens of the step": (run["batch"], "Those are tokens, and of the whole step. How many sequences are there?"),
-        "all-of-them": (run["devices"], "Those are all devices. Does each of them find a sequence?"),
+        "all-of-them" if run["devices"] > run["evidence"] else "all that there are": (
+            run["devices"],
+            "Those are all devices. Does each of them find a sequence?"
+            if run["devices"] > run["evidence"]
+            else "Those are the devices that are there, and all have work. With more devices, how many could have it?",
+        ),
         "sequences-on-more": (
             run["evidence"] * (run["context"] if run["choice"] == "D" else run["tensor"]),
             "That is with the line that you chose; the number is asked for without it",

@@ -35,7 +35,7 @@ def order_cases(seed: int) -> list[Case]:
 
 
 def order_run(answer: Callable[..., Any], case: Case) -> Any:
-    rows = answer(list(case["reshard"]), case["micro_batches"], case["deferred"])
+    rows = answer(case["reshard"], case["micro_batches"], case["deferred"])
     if not isinstance(rows, (list, tuple)):
         return {"kind": "nothing" if rows is None else kind(rows)}
     return [[plain(part) for part in row] if isinstance(row, (list, tuple)) else kind(row) for row in rows]
@@ -49,11 +49,13 @@ def order_judge(case: Case, returned: Any) -> Wrong | None:
     form = _form(returned, len(case["reshard"]))
     if form is not None:
         return form
-    player = _Player(case)
-    for number, (action, layer) in enumerate(returned, start=1):
-        wrong = player.play(str(action), int(layer))
+    player, rows = _Player(case), [(str(action), int(layer)) for action, layer in returned]
+    for number, (action, layer) in enumerate(rows, start=1):
+        player.following = next((row for row in rows[number:] if row[0] in ("forward", "backward")), None)
+        wrong = player.play(action, layer)
         if wrong is not None:
-            return Wrong(f"line {number}, ({action!r}, {int(layer)}): {wrong.message}", wrong.misconception)
+            message = f"entry {number} of your list, ({action!r}, {layer}): {wrong.message}"
+            return Wrong(message, wrong.misconception)
     return player.end()
 
 
@@ -64,7 +66,7 @@ def _form(returned: Any, layers: int) -> Wrong | None:
         return Wrong(f"a list of pairs is wanted; {returned['kind']} came back", form=True)
     for row in returned:
         if not isinstance(row, list) or len(row) != 2:
-            return Wrong(f'each line is a pair such as ("gather", 0); one of yours is {row!r}', form=True)
+            return Wrong(f'each entry is a pair such as ("gather", 0); one of yours is {row!r}', form=True)
         action, layer = row
         if action not in ACTIONS:
             return Wrong(f"there is no action {action!r}; there are {', '.join(ACTIONS)}", form=True)
@@ -86,6 +88,8 @@ class _Player:
         self.gradients: set[int] = set()
         self.kept: set[int] = set()
         """Of `held`: layers that reshard, and have not dropped their weights since their forward."""
+        self.following: tuple[str, int] | None = None
+        """What the order computes next after the entry that is played."""
 
     @property
     def micro_batch(self) -> int:
@@ -110,6 +114,8 @@ class _Player:
         early = self._left_over(wanted)
         if early is not None:
             return early
+        if self._too_soon_forward(self.following):
+            return self._side_by_side(wanted)
         if layer == 0 and wanted[0] == "backward" and wanted[1] not in self.held | {0}:
             return Wrong("in which direction does backward walk through the layers?", "backward-walks-forward")
         if layer != wanted[1]:
@@ -132,8 +138,20 @@ class _Player:
         waiting = self._unreduced(wanted)
         if waiting is not None:
             message = f"the whole gradient of layer {waiting} is still there, and nothing will be added to it"
+            if not self.deferred and self.micro_batches > 1:
+                message = f"the whole gradient of layer {waiting} is still there, and reductions are not deferred here"
+                return Wrong(f"{message}: when is it reduced then?", "always-deferred")
             return Wrong(message, "reduces-at-the-end")
         return None
+
+    def _too_soon_forward(self, computed: tuple[str, int] | None) -> bool:
+        """Whether a forward of the next micro-batch is computed where a backward of this one is due."""
+        wanted = self.todo[self.done]
+        return self.micro_batches > 1 and wanted[0] == "backward" and (computed or wanted)[0] == "forward"
+
+    def _side_by_side(self, wanted: tuple[str, int]) -> Wrong:
+        whole = "each micro-batch has a forward of all layers, then a backward of all layers"
+        return Wrong(f"the next computation is {wanted[0]} of layer {wanted[1]}: {whole}", "micro-batches-side-by-side")
 
     def _unreduced(self, wanted: tuple[str, int]) -> int | None:
         """A layer whose gradient is whole, though nothing will be added to it before `wanted`."""
@@ -150,10 +168,9 @@ class _Player:
         if (action, layer) != wanted:
             if action == wanted[0] == "backward":
                 return Wrong("in which direction does backward walk through the layers?", "backward-walks-forward")
-            message = f"the next computation is {wanted[0]} of layer {wanted[1]}"
             again = self.micro_batches > 1 and (action, layer) == self.todo[self.done - 1]
-            whole = "each micro-batch has a forward of all layers, then a backward of all layers"
-            return Wrong(f"{message}: {whole}", "micro-batches-side-by-side" if again else None)
+            wrong = self._side_by_side(wanted)
+            return wrong if again or self._too_soon_forward((action, layer)) else Wrong(wrong.message)
         if layer not in self.held:
             if action == "backward":
                 message = "its weights are not whole. Backward needs them too: where did they go?"
@@ -222,6 +239,7 @@ ORDER = Exercise(
         "keeps-after-forward": "what was gathered for forward stays for backward",
         "keeps-after-backward": "what was gathered stays until the step ends",
         "reduces-at-the-end": "gradients are reduced when backward is over",
+        "always-deferred": "a step reduces a gradient once, however it is set",
         "reduces-every-micro-batch": "every backward ends in a reduction",
         "backward-walks-forward": "backward visits the layers in the order of forward",
         "micro-batches-side-by-side": "a layer takes all micro-batches before the next layer begins",

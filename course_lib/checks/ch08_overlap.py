@@ -38,7 +38,7 @@ def overlap_cases(seed: int) -> list[Case]:
 
 
 def overlap_run(answer: Callable[..., Any], case: Case) -> Any:
-    rows = answer(list(case["compute"]), list(case["gather"]), case["ahead"])
+    rows = answer(case["compute"], case["gather"], case["ahead"])
     rows = rows.tolist() if hasattr(rows, "tolist") else rows
     if not isinstance(rows, (list, tuple)):
         return {"kind": "nothing" if rows is None else kind(rows)}
@@ -85,6 +85,10 @@ def overlap_judge(case: Case, returned: Any) -> Wrong | None:
             return Wrong(OVERLAP_HINTS[rule], rule if rule in OVERLAP.misconceptions else None)
     if _equal([[b, a] for a, b in returned], right):
         return Wrong("the times are right, the pairs are the wrong way round", form=True)
+    if _equal([[1000 * part for part in pair] for pair in returned], right):
+        return Wrong("those are seconds; times are in ms", form=True)
+    if _equal([[a - g, b - c] for (a, b), g, c in zip(returned, gather, compute, strict=True)], right):
+        return Wrong("those are the moments at which gathers and forwards end; their starts are asked for", form=True)
     if count > 1 and all(a[0] <= b[0] for a, b in zip(returned[1:], returned, strict=False)):
         return Wrong("the gathers start all at once or backwards. In which order does their stream take them?")
     return _first(case, returned, right)

@@ -113,6 +113,8 @@ def traffic_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if choice is not None and (not isinstance(choice, str) or choice.strip().upper() not in ("A", "B", "C")):
         return Wrong('`choice` is one letter in quotes: "A", "B" or "C"', form=True)
     half = value is not None and math.isclose(value, run["evidence"], rel_tol=5.1e-4)
+    if value is not None and math.isclose(value, run["evidence"] * 1e9, rel_tol=5.1e-4):
+        return Wrong("the evidence is in bytes: 1 GB is 1e9 bytes", form=True)
     if choice is None:
         return Wrong(f"`choice` is still empty{'; the evidence is right' if half else ''}", form=True)
     given = choice.strip().upper()

@@ -93,6 +93,7 @@ def _trained(case: Case, mistake: str = "") -> Tensor:
     size = x.shape[1]
     owner = torch.arange(size) // -(-size // count)
     held = x  # the shards, which the parameters follow
+    grad, updates = torch.zeros_like(x), 0
     for step in range(case["steps"]):
         split = [[n.view(s) for n, s in zip(row.split([s.numel() for s in shapes]), shapes, strict=True)] for row in x]
         own = torch.stack([_flat(_gradients(case, rank, step, split[rank])) for rank in range(count)])
@@ -101,12 +102,15 @@ def _trained(case: Case, mistake: str = "") -> Tensor:
             g = g / count
         if mistake == "only-my-gradient":
             g = own[owner, torch.arange(size)].repeat(count, 1)
-        done = 0 if mistake == "starts-anew-every-step" else step
+        g = grad = g + grad if mistake == "a-step-empties-grad" else g
         if mistake == "starts-anew-every-step":
-            m, v = torch.zeros_like(x), torch.zeros_like(x)
-        m, v = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g * g
-        first, second = m / (1 - BETAS[0] ** (done + 1)), v / (1 - BETAS[1] ** (done + 1))
-        new = held - RATE * DECAY * held - RATE * first / (second.sqrt() + EPS)
+            m, v, updates = torch.zeros_like(x), torch.zeros_like(x), 0
+        new = held
+        for _ in range(2 if mistake == "updates twice" else 1):
+            updates += 1
+            m, v = BETAS[0] * m + (1 - BETAS[0]) * g, BETAS[1] * v + (1 - BETAS[1]) * g * g
+            first, second = m / (1 - BETAS[0] ** updates), v / (1 - BETAS[1] ** updates)
+            new = new - RATE * DECAY * new - RATE * first / (second.sqrt() + EPS)
         if mistake == "the-ranks-divide-the-size":
             new[:, size - size % count :] = x[:, size - size % count :]
         x, held = held if mistake == "gathers-too-early" else new, new
@@ -121,6 +125,8 @@ ZERO_HINTS = {
     "only-my-gradient": "each rank updates its shard with its own gradient. Who has the gradients of the other ranks?",
     "starts-anew-every-step": "the first step is right, later ones begin again. What does AdamW keep between steps?",
     "gathers-too-early": "the parameters are one update behind. What is gathered, and when?",
+    "a-step-empties-grad": "the first step is right, later ones are not. What is in `.grad` when a new sum comes?",
+    "updates twice": "each step updates the shard twice with the same gradient",
     "the-ranks-divide-the-size": "the last numbers never change: the ranks do not divide the size, and a rest is left",
 }
 
@@ -140,6 +146,8 @@ def zero_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
 
 def _stopped(told: dict[str, Any]) -> Wrong:
     wrong = stopped(told, "a-collective-is-for-some")
+    if "is less than the" in told["first"]:  # the notebook's `joined`
+        return Wrong(f"the ranks do not divide every size. {wrong.message}", "the-ranks-divide-the-size")
     if any(words in told["first"] for words in ("invalid tensor size", "outputShape", "another shape")):
         message = "a collective wants parts of one size on all ranks. What if the ranks do not divide it? "
         return Wrong(message + wrong.message, "the-ranks-divide-the-size")
@@ -151,16 +159,21 @@ def _near(got: Tensor, wanted: Tensor) -> bool:
 
 
 def _wrong_parameters(case: Case, ranks: list[dict[str, Any]], got: Tensor) -> Wrong:
-    before = _flat(case["parameters"])
+    before, moved = _flat(case["parameters"]), ranks[0]["moved"]
+    still = _near(got, before.repeat(len(ranks), 1))
+    if still and not moved:
+        message = "nothing was sent, and the parameters are as they were. How does a rank learn of the others?"
+        return Wrong(message, "nobody-talks")
     if all(rank["optimizers"] and not rank["state"] for rank in ranks):
         return Wrong("no optimizer updated anything: which tensor has it, and what is that tensor's `.grad`?")
-    if _near(got, before.repeat(len(ranks), 1)):
-        message = "the parameters that were handed over are as they were. Do you write into them, or into a copy?"
+    if still:
+        message = "the parameters that were handed over are as they were. Do you write into them, a copy, or nowhere?"
         return Wrong(message, "works-on-a-copy")
+    if not any(rank["optimizers"] for rank in ranks):
+        return Wrong("`make_optimizer` was not called: its AdamW has other settings than one that you make yourself")
     for rule, hint in ZERO_HINTS.items():
         if _near(got, _trained(case, rule)):
-            return Wrong(hint, rule)
-    moved = ranks[0]["moved"]
+            return Wrong(hint, rule if rule in ZERO.misconceptions else None)
     if not _near(got, got[:1].repeat(len(ranks), 1)):
         which = int(((got - got[0]).abs() > CLOSE).any(0).sum())
         text = f"after {case['steps']} step{'s' if case['steps'] > 1 else ''} the ranks differ in {which} parameters"
@@ -182,13 +195,18 @@ def _wrong_traffic(case: Case, moved: dict[str, int], size: int) -> Wrong | None
     a_step = {name: count / case["steps"] for name, count in moved.items()}
     scattered, gathered = moved.get("reduce_scatter", 0), moved.get("all_gather", 0)
     others = {name: count for name, count in a_step.items() if name not in ("reduce_scatter", "all_gather")}
-    if others.get("all_reduce", 0) >= size:
+    if others.get("all_reduce", 0) >= size and scattered and not gathered:
+        message = (
+            "the parameters are right. The updated shards come together in an all-reduce: what is cheaper for that?"
+        )
+        return Wrong(message, "all-reduces-the-shards")
+    if others.get("all_reduce", 0) >= size and not scattered:
         message = "the parameters are right. The gradients were all-reduced: what does a rank need of their sum?"
         return Wrong(message, "all-reduces")
     if gathered > most:
         message = (
             f"the parameters are right. {a_step['all_gather']:g} numbers a step were gathered, for {size} parameters. "
-            "What else than updated parameters do you gather?"
+            "What else than updated parameters do you gather, or what twice?"
         )
         return Wrong(message, "all-gathers-gradients")
     if any(count > 8 for count in others.values()):
@@ -229,6 +247,8 @@ ZERO = Exercise(
         "keeps-the-full-state": "each rank keeps the averages of all parameters",
         "all-gathers-gradients": "every rank needs the gradients of all others",
         "all-reduces": "gradients have to be summed whole on every rank",
+        "all-reduces-the-shards": "a vector that is zero elsewhere has to be summed to be put together",
+        "a-step-empties-grad": "an optimizer's step empties `.grad`",
         "averages-the-sum": "the ranks' gradients are averaged, whatever the loss was divided by",
         "only-my-gradient": "a shard is updated with the rank's own gradient",
         "forgets-the-all-gather": "a parameter that one rank has updated is updated",

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from course_lib.checks.asking import ASKED, CheckFailed, WrongForm, ask, came, kind, variant_of
-from course_lib.checks.forbidden import forbidden_in_answer, forbidden_in_source
-from course_lib.checks.guard import explain, is_stub, short, steady
+from course_lib.checks.forbidden import forbidden_in_answer, forbidden_in_source, way_round
+from course_lib.checks.guard import explain, is_stub, out_of_time, short, steady
 from course_lib.checks.packing import MAX_BYTES, PackError, pack, read_packed, unpack, write_packed
 
 __all__ = [
@@ -216,7 +216,8 @@ def _blank(answer: Any) -> bool:
 
 
 def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[str, Any] | None) -> Outcome:
-    """Run and judge the cases. With a record every case is run and kept; else it stops at the first wrong one."""
+    """Run and judge the cases. With a record every case is run and kept, up to one that takes too long; else it stops
+    at the first wrong one."""
 
     def stop(status: str, message: str) -> Outcome:
         if record is not None:
@@ -228,6 +229,9 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
     name = forbidden_in_answer(answer, exercise.forbidden)
     if name:
         return stop("failed", f"`{name}` does this exercise's work: write it yourself")
+    name = way_round(answer) if exercise.forbidden else None
+    if name:
+        return stop("failed", f"`{name}` reaches what this exercise may not call: write it without")
     first: Outcome | None = None
     for number, case in enumerate(cases, start=1):
         try:
@@ -238,6 +242,7 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
             returned = unpack(tree, arrays)
             changed = not exercise.in_place and not _same(given, case)
         except (Exception, SystemExit) as error:
+            over = out_of_time(error)
             if is_stub(error):
                 return stop("not_attempted", NOT_ATTEMPTED)
             form = isinstance(error, WrongForm)
@@ -245,6 +250,7 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
             wrong: Wrong | None = Wrong(text, form=form)
             entry = {"error": text}
         else:
+            over = False
             entry = {"error": CHANGED} if changed else {"value": returned}
             wrong = Wrong(CHANGED) if changed else _judge(exercise, case, returned)
         if record is not None:
@@ -253,6 +259,8 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
             first = _failed(exercise, cases, number, wrong)
             if record is None:
                 break
+        if over:  # a loop without end would use up the time of the cell, and nothing would be recorded
+            break
     return first or _passed(exercise, cases)
 
 

@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["forbidden_in_answer", "forbidden_in_source"]
+__all__ = ["forbidden_in_answer", "forbidden_in_source", "way_round"]
 
 OWN = "__main__."
 """Begins the path of what the notebook defines."""
@@ -44,9 +44,21 @@ def forbidden_in_source(sources: Iterable[str], forbidden: Iterable[str], contex
     return None
 
 
+WAYS_ROUND = ("sys.modules", "importlib.import_module", "builtins.__import__", "builtins.eval", "builtins.exec")
+"""What makes a module of a text, so that its name need not stand in the source."""
+
+
+def way_round(answer: Any) -> str | None:
+    """The first of WAYS_ROUND in the source of an answer: no answer needs one where something is forbidden."""
+    return _found(answer, WAYS_ROUND, without_source=False)  # `modules` and `eval` are torch's words too
+
+
 def forbidden_in_answer(answer: Any, forbidden: Iterable[str]) -> str | None:
     """The first forbidden name in the source of a function or class, or of a helper beside it; else None."""
-    wanted = tuple(forbidden)
+    return _found(answer, tuple(forbidden), without_source=True)
+
+
+def _found(answer: Any, wanted: tuple[str, ...], without_source: bool) -> str | None:
     todo, seen = list(_functions(answer)), set()
     while todo:
         function = todo.pop(0)
@@ -62,7 +74,7 @@ def forbidden_in_answer(answer: Any, forbidden: Iterable[str]) -> str | None:
             todo.extend(helpers)
             names[name] = OWN + getattr(value, "__name__", name) if helpers else _path(value, name)
         tree = _source_tree(function)
-        found = _search(tree, wanted, names) if tree is not None else _bare(used, wanted)
+        found = _search(tree, wanted, names) if tree is not None else _bare(used, wanted) if without_source else None
         if found:
             return found
     return None

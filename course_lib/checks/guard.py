@@ -16,7 +16,7 @@ import numpy as np
 from course_lib.checks.packing import PackError
 from course_lib.machine import TIME_IS_UP, time_limit
 
-__all__ = ["CASE_SECONDS", "explain", "is_learners", "is_stub", "short", "steady", "time_limit_paused"]
+__all__ = ["CASE_SECONDS", "explain", "is_learners", "is_stub", "out_of_time", "short", "steady", "time_limit_paused"]
 
 CASE_SECONDS = 20
 """What one case may take. The slowest reference takes under 1 s."""
@@ -24,6 +24,11 @@ CASE_SECONDS = 20
 
 def is_stub(error: BaseException) -> bool:
     return type(error) is NotImplementedError and not error.args
+
+
+def out_of_time(error: BaseException) -> bool:
+    """Whether it is our clock that stopped the code."""
+    return isinstance(error, TimeoutError) and error.args == (TIME_IS_UP,)
 
 
 def short(error: BaseException, limit: int = 200) -> str:
@@ -51,7 +56,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, PackError):
         return f"your code {error}"
     kind = type(error).__name__
-    if isinstance(error, TimeoutError) and error.args == (TIME_IS_UP,):
+    if out_of_time(error):
         text = f"stopped after {CASE_SECONDS} s: does your loop end for this case?"
     elif isinstance(error, SystemExit):
         text = f"your code ended the program ({kind})"

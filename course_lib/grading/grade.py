@@ -167,6 +167,12 @@ def _run_all(
     return results, ended
 
 
+def _raised(result: CellResult) -> str:
+    """An exception in a line. Of a syntax error Jupyter tells the file that it keeps the cell in: say "your cell"."""
+    message = re.sub(r"\((?:<[^>]*>|[^(),]*\.py), line (\d+)\)$", r"(line \1 of your cell)", result.message)
+    return f"{result.error}: {message}"
+
+
 def _decide(
     one: SplicedItem, mine: list[CellResult], ended: str | None, verdict: dict[str, Any]
 ) -> tuple[str, str, str | None]:
@@ -183,17 +189,17 @@ def _decide(
         if one.untouched:
             return "not_attempted", "not attempted yet", None
         result = broken or check
-        text = f"{result.error}: {result.message}" if result and result.error else "its check did not run to its end"
+        text = _raised(result) if result and result.error else "its check did not run to its end"
         return "failed", text, None
     if verdict["status"] != "passed":
         text = verdict["line"]
         if verdict["status"] == "not_attempted" and not one.untouched:
             if broken and broken.error != "NotImplementedError":
-                return "failed", f"{broken.error}: {broken.message}", None
+                return "failed", _raised(broken), None
             if any("raise NotImplementedError" in source for source in one.sources):
                 return "failed", "`raise NotImplementedError()` still stands in it: delete that line", None
         return verdict["status"], text, verdict["misconception"]
     if check is None or check.outcome != "passed":
-        text = f"{check.error}: {check.message}" if check and check.error else "its check did not print its line"
+        text = _raised(check) if check and check.error else "its check did not print its line"
         return "failed", f"what came back is right, but the check cell did not pass in the notebook ({text})", None
     return "passed", verdict["line"], None

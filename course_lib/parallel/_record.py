@@ -91,13 +91,22 @@ def operations(after: int) -> tuple[list[Operation], int, bool]:
                     group=group,
                     ranks=ranks.get(group, ()),
                     number=entry["collective_seq_id"],
-                    kind=entry["profiling_name"].rpartition(":")[2],
+                    kind=kind_of(
+                        entry["profiling_name"], [name for file, _, name in frames if file.startswith(DISTRIBUTED)]
+                    ),
                     dtype=DTYPES.get(dtypes[0].lower(), dtypes[0].lower()) if dtypes else "",
                     shape=tuple(sizes[0]) if sizes else (),
                     line=best_line(frames),
                 )
             )
     return found, newest, lost
+
+
+def kind_of(profiled: str, functions: list[str]) -> str:
+    """What was called, in the caller's words: gloo runs a reduce-scatter as an all-reduce, and notes that."""
+    kind = profiled.rpartition(":")[2]
+    called = next((name for name in functions if name.startswith(("all_reduce", "reduce_scatter"))), "")
+    return "reduce_scatter" if kind == "all_reduce" and called.startswith("reduce_scatter") else kind
 
 
 def main_frame() -> types.FrameType | None:

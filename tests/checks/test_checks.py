@@ -344,6 +344,30 @@ def test_an_endless_loop_is_stopped(check: Check, monkeypatch: pytest.MonkeyPatc
     assert text.startswith("double: case 1 of 3 (1 numbers): stopped after 0.2 s") and "while True:" in text
 
 
+def test_a_graded_check_stops_at_an_endless_loop_and_records_it(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every case would wait for its own clock; together they are longer than a cell may take."""
+    monkeypatch.setattr("course_lib.checks.guard.CASE_SECONDS", 0.2)
+    calls = []
+
+    def answer(values: list[int]) -> list[int]:
+        calls.append(values)
+        while len(calls) > 1:
+            pass
+        return [2 * value for value in values]
+
+    outcome = judge_record(DOUBLE, graded(check, tmp_path, monkeypatch, answer), 3)
+    assert len(calls) == 2 and (outcome.status, outcome.case) == ("failed", 2)
+    assert "stopped after 0.2 s" in outcome.line and "while len(calls) > 1:" in outcome.line
+
+
+def test_a_module_by_its_text_is_refused(check: Check) -> None:
+    assert "`sys.modules` reaches what" in line(
+        check, "double", lambda values: sys.modules["numpy"].multiply(values, 2)
+    )
+
+
 def test_an_answer_that_changes_its_arguments_fails(check: Check) -> None:
     def answer(values: list[int]) -> list[int]:
         values[:] = [2 * value for value in values]

@@ -1,5 +1,8 @@
 """What an answer may not call is found under every name it can be given, and nothing else is."""
 
+import importlib
+import sys
+from importlib import import_module as load
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ from torch.nn.functional import cross_entropy as ce
 from torch.nn.utils import clip_grad_norm_
 
 from course_lib.checks.core import forbidden_in_answer, forbidden_in_source
+from course_lib.checks.forbidden import way_round
 from course_lib.precision import FORMATS
 
 LOSS = ("torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss")
@@ -85,6 +89,57 @@ ANSWERS: list[Any] = [
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_found(answer: Any) -> None:
     assert forbidden_in_answer(answer, LOSS) in LOSS
+
+
+def by_import_module() -> Any:
+    return importlib.import_module("course_lib" + ".precision")
+
+
+def by_imported_name() -> Any:
+    return load("course_lib" + ".precision")
+
+
+def by_loaded_modules() -> Any:
+    return sys.modules["course_lib.precision"]
+
+
+def by_modules_under_another_name() -> Any:
+    from sys import modules as loaded
+
+    return loaded["course_lib.precision"]
+
+
+def by_dunder_import() -> Any:
+    return __import__("course_lib.precision")
+
+
+def by_eval() -> Any:
+    return eval("course_lib" + ".precision")
+
+
+def by_helper_of_that_kind() -> Any:
+    return by_eval()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        by_import_module, by_imported_name, by_loaded_modules, by_modules_under_another_name, by_dunder_import,
+        by_eval, by_helper_of_that_kind,
+    ],
+)  # fmt: skip
+def test_a_module_by_its_text_is_a_way_round(answer: Any) -> None:
+    assert way_round(answer)
+
+
+def test_torchs_own_words_are_no_way_round() -> None:
+    def answer(model: torch.nn.Module) -> Any:
+        model.eval()
+        return [module for module in model.modules()], torch.compile
+
+    without_source: dict[str, Any] = {}
+    exec("def answer(model):\n    model.eval()\n    return list(model.modules())", without_source)
+    assert way_round(answer) is None and way_round(without_source["answer"]) is None
 
 
 def clean(x: Any, y: Any) -> Any:

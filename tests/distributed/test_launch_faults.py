@@ -93,6 +93,15 @@ def one_more() -> None:
     dist.all_reduce(torch.ones(2))
 
 
+def all_reduce() -> None:
+    dist.all_reduce(torch.ones(3))
+
+
+def reduce_scatter() -> None:
+    """Gloo runs it as an all-reduce of all of its input."""
+    dist.reduce_scatter_single(torch.ones(1), torch.ones(3))
+
+
 def leave() -> None:
     return None
 
@@ -129,6 +138,9 @@ FAULTS = [
     Fault("dtype", other_dtype, "rank {rank} of 3 used another dtype than ranks", ("of int32 (2,)", "float32 (2,)")),
     Fault("collective", broadcast, "rank {rank} of 3 called another collective than ranks",
           ("rank {rank}: broadcast of float32 (2,)", "in broadcast: dist.broadcast(torch.ones(2), 0)")),
+    Fault("gloo's name", all_reduce, "rank {rank} of 3 called another collective than ranks",
+          ("rank {rank}: all_reduce of float32 (3,)", "reduce_scatter of float32 (3,)", "in reduce_scatter: dist.redu"),
+          others=reduce_scatter),
     Fault("one more", one_more, "rank {rank} of 3 called another collective than ranks", ("rank {rank}: barrier",)),
     Fault("leaves early", leave, "rank {rank} of 3 returned without the all_reduce that ranks",
           ("rank {rank}: has returned", "all_reduce of float32 (2,)")),

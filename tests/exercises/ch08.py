@@ -1,6 +1,8 @@
 """Stated answers of chapter 8: each `wrong_*` must fail with its misconception, each `right_*` must pass."""
 
+import importlib
 import math
+import sys
 from fractions import Fraction
 
 import torch
@@ -26,9 +28,41 @@ def _bytes(misconception=None, says="", **changes):
 wrong_weights_at_stage_1 = _bytes("two-at-once", weights=1)
 wrong_gradients_at_stage_1 = _bytes("two-at-once", gradients=1)
 wrong_all_at_stage_1 = _bytes("shards-everything", weights=1, gradients=1)
-wrong_whole_master = _bytes("the-master-stays-whole", master=4)
+wrong_whole_master = _bytes("eight-bytes-whole", master=4)
 wrong_whole_gradients = _bytes("gradients-stay-whole", gradients=4)
 wrong_whole_weights = _bytes("weights-stay-whole", weights=4)
+
+
+wrong_weights_first = _bytes(says="2 bytes a parameter are in shards", weights=1, master=3, moments=3)
+
+
+@wrong("bytes-per-rank", "eight-bytes-whole")
+def wrong_ledger_in_fp32(parameters, ranks, stage):
+    cuts = ((4, 3), (4, 2), (8, 1))
+    return sum(size * parameters / (ranks if stage >= first else 1) for size, first in cuts) / 1e9
+
+
+@wrong("bytes-per-rank", says="only the gradients are in shards")
+def wrong_each_stage_alone(parameters, ranks, stage):
+    cuts = ((2, 3), (2, 2), (12, 1))
+    return sum(size * parameters / (ranks if stage == only else 1) for size, only in cuts) / 1e9
+
+
+@wrong("bytes-per-rank", says="Stage 0 is plain data parallel: what does each rank hold")
+def wrong_shards_at_stage_0_too(parameters, ranks, stage):
+    return 16 * parameters / ranks / 1e9
+
+
+@wrong("bytes-per-rank", says="reaches what this exercise may not call")
+def wrong_by_a_text(parameters, ranks, stage):
+    module = importlib.import_module("course_lib" + ".planning.communication")
+    return sum(module.shard_bytes(f"zero{stage}" if stage else "ddp", parameters, ranks).values()) / 1e9
+
+
+@wrong("bytes-per-rank", says="reaches what this exercise may not call")
+def wrong_by_the_loaded_modules(parameters, ranks, stage):
+    module = sys.modules["course_lib.planning.communication"]
+    return sum(module.shard_bytes(f"zero{stage}" if stage else "ddp", parameters, ranks).values()) / 1e9
 
 
 @wrong("bytes-per-rank", "forgets-the-master")
@@ -187,6 +221,75 @@ class wrong_gathers_before_the_update(_Zero):
         self.write(whole)
 
 
+@wrong("zero-1-step", "the-ranks-divide-the-size", says="size 26 is less than the 27 numbers")
+class wrong_size_rounded_down(_Zero):
+    """With the notebook's `joined`, which refuses."""
+
+    def flat(self, tensors):
+        size = self.size // self.ranks * self.ranks
+        if size < self.size:
+            raise ValueError(f"size {size} is less than the {self.size} numbers")
+        return super().flat(tensors)
+
+
+@wrong("zero-1-step", "all-reduces-the-shards")
+class wrong_all_reduces_the_shards(_Zero):
+    def gather(self):
+        whole = torch.zeros(self.share * self.ranks)
+        self.part(whole).copy_(self.shard)
+        dist.all_reduce(whole)
+        return whole
+
+
+@wrong("zero-1-step", says="Does your loop end", once=True)
+class wrong_loop_without_end(_Zero):
+    def step(self, gradients):
+        done = 0
+        while done < 1:
+            done *= 2
+
+
+@wrong("zero-1-step", "nobody-talks")
+class wrong_does_nothing(_Zero):
+    def step(self, gradients):
+        pass
+
+
+@wrong("zero-1-step", "works-on-a-copy", says="or nowhere")
+class wrong_writes_nowhere(_Zero):
+    def write(self, whole):
+        pass
+
+
+@wrong("zero-1-step", says="`make_optimizer` was not called")
+class wrong_own_adamw(_Zero):
+    def __init__(self, parameters, make_optimizer):
+        super().__init__(parameters, lambda tensors: torch.optim.AdamW(tensors, lr=1e-3))
+
+
+@wrong("zero-1-step", says="twice with the same gradient")
+class wrong_updates_twice(_Zero):
+    def step(self, gradients):
+        self.shard.grad = self.reduce(gradients)
+        self.optimizer.step()
+        self.optimizer.step()
+        self.write(self.gather())
+
+
+@wrong("zero-1-step", "a-step-empties-grad")
+class wrong_adds_to_the_gradient(_Zero):
+    def reduce(self, gradients):
+        before = 0 if self.shard.grad is None else self.shard.grad
+        return before + super().reduce(gradients)
+
+
+@wrong("zero-1-step", "all-gathers-gradients", says="or what twice")
+class wrong_gathers_twice(_Zero):
+    def step(self, gradients):
+        super().step(gradients)
+        self.write(self.gather())
+
+
 @wrong("zero-1-step", says="what is that tensor's `.grad`")
 class wrong_sum_not_handed_on(_Zero):
     def step(self, gradients):
@@ -292,7 +395,15 @@ class wrong_every_rank_alone(_Whole):
         self.optimizer.step()
 
 
-@wrong("zero-1-step", "a-collective-is-for-some")
+@wrong("zero-1-step", "a-collective-is-for-some", says="rank 1: reduce_scatter of float32 (12,)", once=True)
+class wrong_rank_0_gathers_first(_Zero):
+    def reduce(self, gradients):
+        if self.rank == 0:
+            self.gather()
+        return super().reduce(gradients)
+
+
+@wrong("zero-1-step", "a-collective-is-for-some", once=True)
 class wrong_rank_0_gathers(_Zero):
     def gather(self):
         return super().gather() if self.rank == 0 else self.flat(self.parameters)
@@ -373,6 +484,8 @@ wrong_equal = wrong("added-traffic", "shards-cost-nothing", answer=_form(0, "A",
 wrong_equal_and_once = _added(0, "A", lambda p, n: 4 * p * (n - 1) / n, "gathers-once")
 wrong_elements = _added(0, "B", lambda p, n: 3 * p * (n - 1) / n, says="A BF16 number has two")
 wrong_gib = _added(0, "B", lambda p, n: 6 * p * (n - 1) / n * 1e9 / 2**30, says="those are GiB".replace("t", "T", 1))
+wrong_bytes = _added(0, "B", lambda p, n: 6e9 * p * (n - 1) / n, says="the evidence is in bytes")
+wrong_bytes_and_letter = _added(0, "A", lambda p, n: 6e9 * p * (n - 1) / n, says="the evidence is in bytes")
 wrong_half_more_anyway = wrong("added-traffic", "half-as-much-again-always", answer=_form(1, "B", None))
 wrong_one_format_or_gather = _added(1, "A", lambda p, n: 6 * p * (n - 1) / n, says="Or: In which format")
 wrong_one_micro_batch = _added(2, "C", lambda p, n: 6 * p * (n - 1) / n, "once-a-step")
@@ -452,6 +565,31 @@ def wrong_layer_by_layer(reshard, micro_batches, deferred):
     return order
 
 
+@wrong("just-in-time", "micro-batches-side-by-side")
+def wrong_all_forwards_first(reshard, micro_batches, deferred):
+    once = _walk(reshard, 1, False)
+    turn = next(n for n, (action, _) in enumerate(once) if action == "backward")
+    turn -= once[turn - 1][0] == "gather"
+    return once[:turn] * micro_batches + once[turn:] * micro_batches
+
+
+@wrong("just-in-time", "always-deferred")
+def wrong_always_defers(reshard, micro_batches, deferred):
+    return _walk(reshard, micro_batches, True)
+
+
+@wrong("just-in-time", "always-deferred")
+def wrong_defers_the_other_way_round(reshard, micro_batches, deferred):
+    return _walk(reshard, micro_batches, not deferred)
+
+
+@wrong("just-in-time", says="changed what it was given")
+def wrong_uses_up_the_flags(reshard, micro_batches, deferred):
+    order = _walk(reshard, micro_batches, deferred)
+    reshard.clear()
+    return order
+
+
 @wrong("just-in-time", "keeps-after-forward")
 def wrong_last_layer_stays(reshard, micro_batches, deferred):
     return _walk([*reshard[:-1], False], micro_batches, deferred)
@@ -468,7 +606,7 @@ def wrong_stops_half_way(reshard, micro_batches, deferred):
     return order[: order.index(("backward", 0))]
 
 
-@wrong("just-in-time", says="each line is a pair")
+@wrong("just-in-time", says="each entry is a pair")
 def wrong_texts(reshard, micro_batches, deferred):
     return [f"{action} {n}" for action, n in _walk(reshard, micro_batches, deferred)]
 
@@ -541,6 +679,24 @@ wrong_one_stream = _ahead("nothing-ahead", rooms=lambda ahead, layers: layers + 
 @wrong("gather-ahead", says="the wrong way round")
 def wrong_turned(compute, gather, ahead):
     return [(forward, start) for start, forward in _starts(compute, gather, ahead + 1)]
+
+
+@wrong("gather-ahead", says="times are in ms")
+def wrong_in_seconds(compute, gather, ahead):
+    return [(start / 1000, forward / 1000) for start, forward in _starts(compute, gather, ahead + 1)]
+
+
+@wrong("gather-ahead", says="their starts are asked for")
+def wrong_ends(compute, gather, ahead):
+    starts = _starts(compute, gather, ahead + 1)
+    return [(a + g, b + c) for (a, b), g, c in zip(starts, gather, compute, strict=True)]
+
+
+@wrong("gather-ahead", says="changed what it was given")
+def wrong_changes_the_times(compute, gather, ahead):
+    starts = _starts(compute, gather, ahead + 1)
+    compute[0] += 1
+    return starts
 
 
 @wrong("gather-ahead", "waits-too-long")
@@ -618,6 +774,7 @@ def _crossed(crossover, misconception=None, says=""):
 
 
 wrong_forward_only = _shares("forward-is-the-step", flops=2)
+wrong_four_bytes = _shares("numbers-travel-in-fp32", width=4)
 wrong_one_byte = _shares("a-number-is-a-byte", width=1)
 wrong_three_passes = _shares("always-three-passes", passes=3)
 wrong_whole_model = _shares("everything-travels", part=lambda n: 1)
@@ -625,6 +782,14 @@ wrong_grows = _shares("more-devices-more-to-send", part=lambda n: n - 1)
 wrong_a_shard = _shares("only-a-shard-travels", part=lambda n: 1 / n)
 wrong_undivided = _shares("the-work-is-not-divided", split=False)
 wrong_floor_forgotten = _crossed(lambda job: _search(job, range(1, 10**5)), "forgets-the-floor")
+wrong_ceil = _crossed(
+    lambda job: _search(job, range(1, -(-job["tokens"] // job["sequence"]) + 1)),
+    "forgets-the-floor",
+    "Is the last one of this batch whole",
+)
+wrong_round = _crossed(
+    lambda job: _search(job, range(1, round(job["tokens"] / job["sequence"]) + 1)), "forgets-the-floor"
+)
 wrong_doubles = _crossed(lambda job: _search(job, [2**n for n in range(15)]), "powers-of-two")
 wrong_never = _crossed(lambda job: None, "there-is-no-crossing")
 wrong_floor_itself = _crossed(lambda job: job["tokens"] // job["sequence"], "the-floor-is-the-crossing")
@@ -656,6 +821,25 @@ wrong_in_turn = _other_share("one-after-the-other", share=lambda a, b: a / (a + 
 wrong_over_one = _other_share("more-than-all", share=lambda a, b: a / b if b else 1.0)
 wrong_other_stream = _other_share(says="in which it communicates", share=lambda a, b: b / max(a, b) if b else 1.0)
 wrong_share_forgets = _other_share(says="nothing came back", share=lambda a, b: None)
+
+
+wrong_turned_share = _other_share(says="a share is at most 1", share=lambda a, b: max(a, b) / a)
+wrong_both_forget = wrong(
+    "crossover",
+    says="share(job, 1): nothing came back",
+    answer={"share": lambda job, n: None, "crossover": lambda job: next(n for n in range(1, 9) if None < 1)},
+)
+
+
+def _whole_sequences(job, devices):
+    compute, communicate = _share(job, devices)
+    compute *= math.ceil(job["tokens"] / job["sequence"] / devices) * devices * job["sequence"] / job["tokens"]
+    return compute / max(compute, communicate)
+
+
+wrong_whole_sequences = wrong(
+    "crossover", "whole-sequences-only", answer={"share": _whole_sequences, "crossover": _search}
+)
 
 
 def _exactly(job, devices):
@@ -690,6 +874,9 @@ wrong_whole_step = _work("the-step-is-one-pass", evidence=_FLOOR["batch"] / _FLO
 wrong_tokens = _work("a-token-is-enough", evidence=_FLOOR["batch"] / _FLOOR["micro_batches"])
 wrong_tokens_of_the_step = _work(says="of the whole step", evidence=_FLOOR["batch"])
 wrong_every_device = _work("all-of-them", evidence=_FLOOR["devices"])
+wrong_every_device_of_a_few = _work(
+    choice="A", evidence=floor(2)["devices"], variant=2, says="With more devices, how many could have it"
+)
 wrong_letter_with_right_number = _work("any-context-parallel-will-do", "D", says="the evidence is right")
 wrong_no_number = _work(evidence=None, says="`evidence` is still empty")
 wrong_two_letters = _work(choice="DE", says="one letter in quotes")

@@ -3,6 +3,7 @@
 Above a function or class they make it an answer; with `answer=` they take any other value, such as a dict:
 `wrong_later = wrong("which-curve-leaks", "lower-is-better", answer={"variant": 0, "choice": "B", "evidence": 1.9})`.
 `says=` demands words in the message, beside the misconception or instead of it (a forbidden call has no misconception).
+`once=True`: at one seed only, for an answer that waits until it is stopped.
 """
 
 import ast
@@ -34,13 +35,16 @@ class Answer:
     correct: bool
     misconception: str | None = None
     says: str = ""
+    once: bool = False
 
 
-def wrong(exercise: str, misconception: str | None = None, *, says: str = "", answer: Any = _NONE) -> Any:
+def wrong(
+    exercise: str, misconception: str | None = None, *, says: str = "", answer: Any = _NONE, once: bool = False
+) -> Any:
     """A plausible wrong answer and the misconception that its message must name."""
     if misconception is None and not says:
         raise ValueError(f"{exercise}: a wrong answer needs its misconception, or words that its message says")
-    return _state(lambda value: Answer(exercise, value, False, misconception, says), answer)
+    return _state(lambda value: Answer(exercise, value, False, misconception, says, once), answer)
 
 
 def right(exercise: str, *, answer: Any = _NONE) -> Any:

@@ -21,9 +21,14 @@ def test_every_chapter_with_checks_has_stated_answers() -> None:
     assert chapters_with_checks() == chapters()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("chapter", "name", "answer"), STATED, ids=[f"{chapter}-{name}" for chapter, name, _ in STATED]
+    ("chapter", "name", "answer", "seed"),
+    [
+        pytest.param(chapter, name, answer, seed, id=f"{chapter}-{name}-{seed}")
+        for seed in SEEDS
+        for chapter, name, answer in STATED
+        if not answer.once or seed == SEEDS[0]
+    ],
 )
 def test_answer(chapter: str, name: str, answer: Answer, seed: int) -> None:
     assert name.startswith("right_" if answer.correct else "wrong_"), "name answers right_* or wrong_*"
