@@ -51,3 +51,14 @@ def test_a_storage_that_is_emptied_and_filled_again_counts_when_it_is_full() -> 
         kept.add_(1)
         larger = alive.moments[-1].total
     assert (full - empty, larger - empty) == (4000, 8000)
+
+
+def test_what_runs_outside_of_the_phases_is_not_recorded() -> None:
+    strategy = Strategy(torch.nn.Linear(100, 100, bias=False), adamw)
+    with Alive(strategy) as alive:
+        alive.enter("", "")
+        _ = torch.zeros(1000) + 1
+        assert alive.moments == []
+        alive.enter("", "update")
+        _ = torch.zeros(1000) + 1
+        assert [moment.phase for moment in alive.moments] == ["update", "update"]
