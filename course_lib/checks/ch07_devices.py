@@ -51,7 +51,8 @@ def devices_text(variant: int) -> str:
         " of it, on however many devices.\n"
         "A device has 80e9 bytes. AdamW with 16-bit weights and gradients, master weights and moments in FP32.\n"
         f"The activations of one sequence, the smallest micro-batch there is, take {run['activations'] / 1e9:g}e9 bytes"
-        " between forward and backward.\n\n"
+        " between forward and backward.\n"
+        "Leave DDP's buckets out: the gradients can be views of them.\n\n"
         "devices:  the smallest whole number of devices that ends in time, by 6ND\n"
         'choice:   in data parallel on that many devices: "A" it fits on every device;\n'
         '          "B" weights, gradients and optimizer state fit, but not together with the activations;\n'
@@ -72,6 +73,8 @@ def devices_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if choice is not None and (not isinstance(choice, str) or choice.strip().upper() not in ("A", "B", "C")):
         return Wrong('`choice` is one letter in quotes: "A", "B" or "C"', form=True)
     choice = None if choice is None else choice.strip().upper()
+    if number is not None and number != run["devices"] and abs(number / _needs(run) - 1) < 2e-3 and number % 1:
+        return Wrong("`devices` is a whole number, and the run has to end in time", form=True)
     right = {
         "devices": number == run["devices"],
         "choice": choice == run["choice"],
@@ -81,6 +84,10 @@ def devices_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         return None
     done = [f"`{key}`" for key, ok in right.items() if ok]
     before = f"{' and '.join(done)} {'is' if len(done) == 1 else 'are'} right. " if done else ""
+    if value is not None and any(math.isclose(value, run["evidence"] * unit, rel_tol=6e-4) for unit in (1e3, 1e6, 1e9)):
+        return Wrong(f"{before}`evidence`: in GB, 1e9 bytes", form=True)
+    if value is not None and math.isclose(value, run["evidence"] * 1e9 / 2**30, rel_tol=6e-4):
+        return Wrong(f"{before}`evidence`: those are GiB; 1 GB is 1e9 bytes", form=True)
     for key in ("devices", "choice", "evidence"):
         if not right[key] and returned[key] is None:
             return Wrong(f"{before}`{key}` is still empty", form=True)
@@ -122,7 +129,6 @@ def _device_guesses(run: dict[str, Any]) -> dict[str, tuple[float, str]]:
     needs = _needs(run)
     return {
         "rounds-down": (math.floor(needs), "with that many the run ends a little late"),
-        "not-whole": (needs, "a whole number of devices is wanted"),
         "runs-at-its-peak": (_needs(run, utilisation=1), "that many at their peak. What does the run reach?"),
         "forward-only": (_needs(run, flops=2), "6ND: which two of the three passes over the matrices are missing?"),
         "backward-costs-one-forward": (
@@ -158,7 +164,8 @@ def _byte_guesses(run: dict[str, Any]) -> dict[str, tuple[float, str]]:
         "no-gradients": ((14 * size + act) / 1e9, "2 bytes a parameter are missing: what does the update need?"),
         "activations-left-out": (BYTES * size / 1e9, "that is the state. What else is on the device?"),
         "state-left-out": (act / 1e9, "those are the activations. What else is on the device?"),
-        "gibibytes": ((BYTES * size + act) / 2**30, "those are GiB; 1 GB is 1e9 bytes"),
+        "buckets": ((20 * size + act) / 1e9, "DDP's buckets are in it: 4 bytes a parameter. They are not asked"),
+        "buckets-16": ((18 * size + act) / 1e9, "DDP's buckets are in it: 2 bytes a parameter. They are not asked"),
     }
 
 

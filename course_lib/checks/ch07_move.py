@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from course_lib.checks.core import Case, Exercise, Wrong, kind
 from course_lib.checks.smell import plain
@@ -33,7 +35,8 @@ def _move(returned: Any) -> Any:
     if not isinstance(returned, list | tuple) or len(returned) != 2:
         return kind(returned)
     chunk, adds = returned
-    adds = bool(adds) if isinstance(adds, bool | np.bool_) else kind(adds)
+    tensor = isinstance(adds, Tensor) and adds.dtype == torch.bool and adds.numel() == 1
+    adds = bool(adds) if tensor or isinstance(adds, bool | np.bool_) else kind(adds)
     chunk = plain(chunk)
     whole = isinstance(chunk, int | float) and not isinstance(chunk, bool) and chunk == int(chunk)
     return [int(chunk) if whole else kind(chunk), adds]
@@ -87,7 +90,7 @@ MOVE_HINTS = {
     "adding-comes-last": "the chunks are right. Which comes first, a sum or its copies?",
 }
 SAME_BELIEF = {
-    "adds-once-too-few": "adds-once-too-often",
+    "adds-once-too-few": None,
     "the-chapter-s-ring": "turns-the-other-way",
     "starts-with-another": "starts-with-any-chunk",
 }
@@ -119,9 +122,8 @@ def move_judge(case: Case, returned: Any) -> Wrong | None:
                     f"rank {rank}, step {step}: {ranks} ranks have chunks 0 to {ranks - 1}; yours is {given[0]}"
                 )
             if given[0] != wanted[0]:
-                return Wrong(
-                    f"rank {rank} does not send chunk {given[0]} in step {step}. What arrived in the step before?"
-                )
+                ask = "What arrived in the step before?" if step else "With which chunk does each rank begin?"
+                return Wrong(f"rank {rank} does not send chunk {given[0]} in step {step}. {ask}")
             if given[1] != wanted[1]:
                 what = "adds" if given[1] else "overwrites"
                 return Wrong(

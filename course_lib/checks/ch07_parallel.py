@@ -27,8 +27,9 @@ from course_lib.checks.ch03_accumulate import (
     summed_loss,
     valid,
 )
-from course_lib.checks.ch07_ranks import on_ranks, stopped, watched
-from course_lib.checks.core import Case, Exercise, Wrong, came
+from course_lib.checks.ch07_ranks import on_ranks, stopped, waits
+from course_lib.checks.ch07_watch import UNWAITED, unwaited, watched
+from course_lib.checks.core import CHANGED, Case, Exercise, Wrong, came
 
 __all__ = ["PARALLEL"]
 
@@ -57,15 +58,34 @@ def parallel_work(answer: Callable[..., Any], seed: int, steps: list[list[Pieces
     rank, model = dist.get_rank(), Toy(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     own = {p.data_ptr() for p in model.parameters()}
-    watch, weights, losses, sent = Watch(model), [], [], []
-    for pieces in steps:
-        with watched() as seen:
-            loss = answer(model, optimizer, [(tokens.clone(), targets.clone()) for tokens, targets in pieces[rank]])
-        losses.append(number(loss.detach() if isinstance(loss, Tensor) else loss))
+    watch, weights, losses, sent, begun, changed = Watch(model), [], [], [], [], False
+    for step, pieces in enumerate(steps, start=1):
+        mine = [(tokens.clone(), targets.clone()) for tokens, targets in pieces[rank]]
+        given = list(mine)
+        with watched(f"update {step}") as seen:
+            loss = answer(model, optimizer, given)
+        losses.append(_loss(loss))
         weights.append(flat(list(model.parameters())))
+        begun.append(unwaited(seen) or next(iter(seen.dropped), ""))
+        kept = len(given) == len(mine) and all(one is other for one, other in zip(given, mine, strict=True))
+        changed |= not kept or any(
+            not torch.equal(one, other)
+            for pair in zip(mine, pieces[rank], strict=True)
+            for one, other in zip(*pair, strict=True)
+        )
         sent.append([[name, size, bool(own & set(places))] for name, size, _, places in seen])
     left = any(p.grad is not None and bool((p.grad != 0).any()) for p in model.parameters())
-    return {"weights": weights, "losses": losses, "sent": sent, "left": left, **watch.seen()}
+    told = {"weights": weights, "losses": losses, "sent": sent, "begun": begun, "changed": changed, "left": left}
+    return {**told, **watch.seen()}
+
+
+def _loss(returned: Any) -> dict[str, Any]:
+    """A float, or a tensor with one number; of another tensor, its shape."""
+    if not isinstance(returned, Tensor):
+        return number(returned)
+    if returned.numel() == 1:
+        return number(returned.detach().reshape(()))
+    return {"type": f"{type(returned).__name__} of shape {tuple(returned.shape)}"}
 
 
 def parallel_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
@@ -101,6 +121,10 @@ def _gradients(model: Toy, step: list[Pieces]) -> dict[str, list[Tensor]]:
         "sums-need-no-divisor": whole,
         "padding-counts": whole / slots,
         "one-rank-counts": whole / max(sum(counts[0]), 1),
+        "mean-of-means-is-fine ": add(
+            [add([rank[m] for rank in sums]) / max(sum(rank[m] for rank in counts), 1) for m in range(len(step[0]))]
+        )
+        / len(step[0]),
     }
     running = [torch.zeros_like(whole)] * n
     for m in range(len(step[0])):
@@ -120,7 +144,10 @@ def _gradients(model: Toy, step: list[Pieces]) -> dict[str, list[Tensor]]:
 HINTS = {
     "mean-of-ranks": "who has one vote in your mean, a token or a rank?",
     "mean-of-means-is-fine": "who has one vote in your mean, a token or a micro-batch?",
-    "adds-up-means": "its length is that of several means added up. By what is their sum to be divided?",
+    "adds-up-means": (
+        "its length is that of several means added up. By what is their sum to be divided? (An all-reduce sums; DDP "
+        "takes the mean.)"
+    ),
     "divides-twice": "it points the right way and is too short: how often do you divide?",
     "sums-need-no-divisor": "it is the gradient of a sum. Of what is the mean wanted?",
     "padding-counts": "it is too short: is every position of `targets` a token that counts?",
@@ -129,7 +156,7 @@ HINTS = {
     "one-micro-batch": "only the last micro-batch's gradient is that of all ranks; those before it stay the rank's own",
     "keeps-the-last-micro-batch": "only the last micro-batch is in it. When are gradients cleared in your loop?",
     "reduces-the-running-sum": (
-        "p.grad is summed over the ranks after every micro-batch, and the earlier ones in it are summed already"
+        "each p.grad is summed over the ranks after every micro-batch, and the earlier ones in it are summed already"
     ),
     "old-gradients-stay": "what was in p.grad before the first backward of this update?",
 }
@@ -152,13 +179,18 @@ def _start(case: Case, step: int) -> Toy:
 def parallel_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Weights and loss to a relative 1e-5, see TOLERANCE in `ch03_accumulate`: sums come in another order."""
     if "stopped" in returned:
-        return stopped(returned["stopped"], "ranks-need-not-agree")
+        return _stands_still(returned["stopped"])
     ranks, old = returned["ranks"], None
     for step, data in enumerate(case["steps"]):
         model = _start(case, step)
         before = flat(list(model.parameters()))
         pieces = [one for rank in data for one in rank]
         right = gradient(model, summed_loss(model, pieces) / valid(pieces))
+        for rank, one in enumerate(ranks):
+            if one["begun"][step]:
+                text, rule = UNWAITED[one["begun"][step]]
+                known = rule if rule in PARALLEL.misconceptions else None
+                return Wrong(f"update {step + 1}, rank {rank}: {text}", known)
         moved = [(before - one["weights"][step]) / RATE for one in ranks]
         wrong = _wrong_move(case, step, moved, right, old, ranks)
         if wrong is not None:
@@ -171,9 +203,17 @@ def parallel_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         wrong = one_at_a_time([piece for data in case["steps"] for piece in data[rank]], one)
         if wrong is not None:
             return wrong
+    if any(one["changed"] for one in ranks):
+        return Wrong(f"the updates are right. {_upper(CHANGED)}")
     if any(one["left"] for one in ranks):
         return Wrong("the updates are right; gradients are left behind for the next call. Who clears them?")
     return None
+
+
+def _stands_still(told: dict[str, Any]) -> Wrong:
+    waiting = "did not finish" not in told["first"] or any(map(waits, told["standing"]))
+    wrong = stopped(told, "ranks-need-not-agree" if waiting else None)
+    return wrong if wrong.misconception in PARALLEL.misconceptions else Wrong(wrong.message)
 
 
 def _wrong_move(
@@ -194,10 +234,19 @@ def _wrong_move(
         guesses["old-gradients-stay"] = [right + old] * len(moved)
         guesses["old-gradients-stay "] = [right + old * len(moved)] * len(moved)  # summed over the ranks once more
     unequal = len({valid(rank) for rank in case["steps"][step]}) > 1
+    still = [rank for rank, move in enumerate(moved) if float(move.norm()) == 0]
+    if still:
+        return Wrong(f"{which}the weights of rank {still[0]} have not moved. Who takes the step of each replica?")
     for rule, guess in guesses.items():
         fits = all(close(move, one) for move, one in zip(moved, guess, strict=True))
         if fits and not all(close(one, right) for one in guess):
             name = rule.strip()
+            summed = sum(size for kind, size, _ in ranks[0]["sent"][step] if kind == "all_reduce")
+            if name == "never-synchronises" and len(moved) > 1 and summed >= right.numel():
+                message = (
+                    "the gradients were summed, but the step did not use the sums. Where do they stand, and since when?"
+                )
+                return Wrong(f"{which}{message}")
             before = " With equal counts you are right." if name.startswith("mean-of") and unequal else ""
             return Wrong(f"{which}the gradient is wrong.{before} {_upper(HINTS[name])}", name)
     rank = next(rank for rank, move in enumerate(moved) if not close(move, right))
@@ -212,18 +261,27 @@ def _upper(text: str) -> str:
 
 
 def _traffic(model: Toy, step: int, ranks: list[dict[str, Any]]) -> Wrong | None:
-    """Refuse what is right and sends the gradients more than once for an update."""
+    """Refuse what is right and sends the gradients more than once for an update, or by something that is not seen."""
     size = sum(p.numel() for p in model.parameters())
     if len(ranks) == 1:
         return None
     for rank, one in enumerate(ranks):
-        reduced = sum(n if name == "all_reduce" else n / 2 for name, n, _ in one["sent"][step])
-        if reduced > size + SPARE:
-            message = (
-                f"the weights are right, but rank {rank} had {reduced:g} numbers reduced in one update, for {size} "
-                f"gradients and at most {SPARE} more. When is a gradient complete?"
-            )
-            return Wrong(message, "synchronises-every-micro-batch")
+        sent = one["sent"][step]
+        reduced = sum(n if name == "all_reduce" else n / 2 for name, n, _ in sent)
+        if reduced < size:
+            text = f"the weights are right, but rank {rank} had {reduced:g} numbers reduced, for {size} gradients"
+            return Wrong(f"{text}. What did it? Write it yourself")
+        if reduced <= size + SPARE:
+            continue
+        message = (
+            f"the weights are right, but rank {rank} sent as much in one update as an all-reduce of {reduced:g} "
+            f"numbers does, for {size} gradients and at most {SPARE} more. "
+        )
+        if any(own for _, _, own in sent):
+            return Wrong(f"{message}Weights were sent too. What keeps them equal without that?")
+        if any(name != "all_reduce" for name, _, _ in sent):
+            return Wrong(f"{message}Which collective sums, and sends least?")
+        return Wrong(f"{message}When is a gradient complete?", "synchronises-every-micro-batch")
     return None
 
 
@@ -290,6 +348,7 @@ PARALLEL = Exercise(
         "an-empty-mean-is-zero": "the mean over no tokens is 0",
         "logs-its-own-rank": "a rank's loss is that of the step",
         "ranks-need-not-agree": "a rank may call a collective that the others do not call",
+        "async-is-done": "a collective with `async_op=True` has reduced when it returns",
         "joins-the-micro-batches": "micro-batches are there for the arithmetic, not for the memory",
     },
 )

@@ -3,6 +3,7 @@
 The oracle adds the buffers up. Their numbers are whole and small, so that FP32 sums are exact in every order.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.checks.ch07_ranks import COLLECTIVES, EARLY, on_ranks, stopped, watched
+from course_lib.checks.ch07_ranks import COLLECTIVES, on_ranks, stopped, waits
+from course_lib.checks.ch07_watch import EARLY, UNWAITED, unwaited, watched
 from course_lib.checks.core import Case, Exercise, Wrong
 
 __all__ = ["RING"]
@@ -28,7 +30,7 @@ def ring_cases(seed: int) -> list[Case]:
     return [
         case("four ranks, eight numbers", 4, 8),
         case("two ranks, six numbers", 2, 6),
-        case("three ranks, ten numbers", 3, 10),
+        case("three ranks, eight numbers", 3, 8),
         case("three ranks, two numbers", 3, 2),
         case("one rank, five numbers", 1, 5),
     ]
@@ -40,17 +42,20 @@ def ring_work(answer: Callable[..., Any], buffers: list[np.ndarray]) -> dict[str
     with watched() as seen:
         returned = answer(buffer)
     back = returned.detach().clone() if isinstance(returned, torch.Tensor) and returned is not buffer else None
-    return {"buffer": buffer.detach(), "back": back, "sent": [entry[:3] for entry in seen]}
+    return {"buffer": buffer.detach(), "back": back, "sent": [entry[:3] for entry in seen], "unwaited": unwaited(seen)}
 
 
 def ring_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     return on_ranks(ring_work, len(case["buffers"]), answer, case["buffers"])
 
 
-def _ring(case: Case, rule: str, start: int, turn: int, short: tuple[int, int] = (0, 0), late: int = 0) -> np.ndarray:
+def _ring(
+    case: Case, rule: str, start: int, turn: int, short: tuple[int, int] = (0, 0), late: int = 0, shift: int = 0
+) -> np.ndarray:
     """(rank, element): what a ring with one mistake leaves. In step 0 rank r sends chunk r + start to rank r + turn.
 
     short: steps that the first and the second half lack. late: chunks by which the second half begins too far on.
+    shift: chunks by which a rank puts what arrives too far on; its own chunks then run with the ring's direction.
     """
     n = len(case["buffers"])
     parts = [[part.copy() for part in np.array_split(buffer, n)] for buffer in case["buffers"]]
@@ -59,11 +64,12 @@ def _ring(case: Case, rule: str, start: int, turn: int, short: tuple[int, int] =
     steps = [(step, True) for step in range(n - 1 - short[0])]
     steps += [(step + n - 1 + late, False) for step in range(second)]
     for step, adds in steps:
-        out = [(rank + start - turn * step) % n for rank in range(n)]
+        out = [(rank + start + (turn if shift else -turn) * step) % n for rank in range(n)]
         source = held if rule == "hands-on-what-came" and adds else parts
         wire = [source[rank][out[rank]].copy() for rank in range(n)]
         for rank in range(n):
             chunk, came = out[(rank - turn) % n], wire[(rank - turn) % n]
+            chunk = (chunk + shift) % n
             held[rank][chunk] = came
             add = (adds or rule == "adds-in-both-halves") and rule != "nothing-is-added"
             parts[rank][chunk] = parts[rank][chunk] + came if add else came
@@ -84,6 +90,23 @@ def _ring_guesses(case: Case) -> Iterator[tuple[str, np.ndarray]]:
         for short in [(1, 0), (0, 1), (1, 1)] if rule == "one-step-too-few" and n > 1 else [(0, 0)]:
             for late in range(1, n) if rule == "starts-with-an-incomplete-chunk" else [0]:
                 yield rule, _ring(case, rule, start, turn, short, late)
+
+
+def _misplaced(case: Case, got: np.ndarray) -> Wrong | None:
+    """A ring whose ranks put what arrives at another place than it came from; told of the first step."""
+    n, elements = len(case["buffers"]), len(case["buffers"][0])
+    if elements % n:  # with chunks of other lengths it would not fit
+        return None
+    for shift, turn, start in product(range(1, n), (-1, 1), range(n)):
+        if np.array_equal(got, _ring(case, "", start, turn, shift=shift)):
+            source = -turn % n
+            sent = (source + start) % n
+            message = (
+                f"on every rank the sum is wrong. In step 0 rank {source} sends its chunk {sent} to rank 0, which adds "
+                f"it to its own chunk {(sent + shift) % n}. Which chunks does a rank's neighbour send, step by step?"
+            )
+            return Wrong(message, "chunks-meet-by-themselves")
+    return None
 
 
 RING_HINTS = {
@@ -111,7 +134,7 @@ WHOLE_HINTS = {
 def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Exact: sums of whole numbers below 2^24 are exact in FP32, in whatever order."""
     if "stopped" in returned:
-        return _stands_still(returned["stopped"])
+        return _stands_still(returned["stopped"], len(case["buffers"]))
     buffers = np.stack(case["buffers"])
     n, elements = buffers.shape
     right = np.broadcast_to(buffers.sum(0), buffers.shape)
@@ -119,13 +142,17 @@ def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if any(tuple(row.shape) != (elements,) for row in rows):
         return Wrong("a buffer has another shape than it had: change its numbers, not its shape")
     got = torch.stack(rows).double().numpy()
-    if np.array_equal(got, right):
-        return _ring_traffic(case, returned["ranks"])
+    for rank, one in enumerate(returned["ranks"]):
+        if one["unwaited"]:
+            text, rule = UNWAITED[one["unwaited"]]
+            return Wrong(f"on rank {rank}: {text}", rule if rule in RING.misconceptions else None)
     if bool((np.abs(got) > EARLY / 4).any()):
         return Wrong(
             "a number was used before it had arrived: `irecv` returns at once, and its `wait()` fills the tensor",
             "irecv-has-received",
         )
+    if np.array_equal(got, right):
+        return _ring_traffic(case, returned["ranks"])
     whole = all(one is not None and tuple(one.shape) == (elements,) for one in back)
     if whole and np.array_equal(torch.stack(back).double().numpy(), right):
         return Wrong("the sum came back as another tensor; the buffer itself is to hold it", form=True)
@@ -135,6 +162,9 @@ def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
                 return Wrong("no number has changed. Does the sum reach the buffer itself?")
             hint = {**RING_HINTS, **WHOLE_HINTS}[rule].format(n=n, elements=elements)
             return Wrong(hint, rule)
+    misplaced = _misplaced(case, got)
+    if misplaced is not None:
+        return misplaced
     bad = (got != right).any(1)
     rank = int(np.flatnonzero(bad)[0])
     places = np.flatnonzero(got[rank] != right[rank]).tolist()
@@ -142,13 +172,27 @@ def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     return Wrong(f"on {who} the sum is wrong, on rank {rank} at the places {places} of {elements}")
 
 
-def _stands_still(told: dict[str, Any]) -> Wrong:
-    places = [line for line in told["standing"] if "waits in" in line]
-    if places and all("waits in send" in line for line in places):
+def _stands_still(told: dict[str, Any], n: int) -> Wrong:
+    if "rule" in told:
+        wrong = stopped(told, None)
+        return wrong if wrong.misconception in RING.misconceptions else Wrong(wrong.message)
+    places = [line for line in told["standing"] if waits(line)]
+    if not places:
+        return stopped(told, None)
+    for line in places:
+        found = re.match(r"rank (\d+): waits in (send to|recv from) rank (\d+)", line)
+        if found is None:
+            continue
+        rank, way, other = int(found[1]), found[2], int(found[3])
+        if other != (rank - 1 if way == "send to" else rank + 1) % n:
+            does = "sends to" if way == "send to" else "waits for a message from"
+            return stopped(told, None, f"Rank {rank} {does} rank {other}. Which are its neighbours, of {n} ranks?")
+    if len(places) == n and all("waits in send" in line for line in places):
         return stopped(told, "send-returns-at-once")
-    if places and all("waits in recv" in line for line in places):
-        ask = "Who is to send? (Of an `isend`, what it returns is to be kept, and waited for.)"
-        return stopped(told, "a-message-is-there-already", ask)
+    if len(places) == n and all("waits in recv" in line for line in places):
+        return stopped(told, "a-message-is-there-already", "Who is to send?")
+    if all(".wait(" in line and "waits in" not in line for line in places):
+        return stopped(told, None, "What does a rank's neighbour have to begin before this wait can end?")
     return stopped(told, None)
 
 
@@ -164,6 +208,8 @@ def _ring_traffic(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
         others = {peer for _, size, peer in sent if size} - {(rank - 1) % n}
         if others:
             return _not_a_ring(rank, sorted(others), ranks)
+        if n > 1 and not any(size for _, size, _ in sent):
+            return Wrong(f"the sums are right, but rank {rank} sent nothing: they are to go round by `send` and `recv`")
         total, messages = sum(size for _, size, _ in sent), sum(size > 0 for _, size, _ in sent)
         if total > 2 * (n - 1) * most:
             message = (
@@ -171,6 +217,13 @@ def _ring_traffic(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
             )
             whole = max(size for _, size, _ in sent) == elements > most
             return Wrong(message, "whole-buffers-go-round" if whole else None)
+        longest = max((size for _, size, _ in sent), default=0)
+        if longest > most:
+            message = (
+                f"the sums are right; rank {rank} sent a message of {longest} numbers. A chunk of {elements} numbers "
+                f"on {n} ranks has at most {most}: how large are your chunks?"
+            )
+            return Wrong(message, "the-last-chunk-takes-the-rest")
         if messages > 2 * (n - 1):
             return Wrong(f"the sums are right; rank {rank} sent {messages} messages, {2 * (n - 1)} are enough")
     return None
@@ -203,12 +256,16 @@ RING = Exercise(
     misconceptions={
         "send-returns-at-once": "all ranks may send first and receive then",
         "a-message-is-there-already": "what a rank receives has been sent before",
+        "isend-has-sent": "what `isend` was given is sent, waited for or not",
         "irecv-has-received": "after `irecv` the tensor is filled",
+        "a-ring-has-ends": "the rank after the last one is one more",
         "forgets-the-second-half": "when every chunk is complete somewhere, the all-reduce is done",
         "nothing-is-added": "what arrives may be received into the chunk that it has to be added to",
         "adds-in-both-halves": "what arrives is always added",
         "hands-on-what-came": "a rank hands on what arrived, and adds its part for itself",
         "starts-with-an-incomplete-chunk": "the second half may begin with any chunk",
+        "chunks-meet-by-themselves": "what arrives belongs where this rank's own loop stands",
+        "the-last-chunk-takes-the-rest": "chunks have length // N numbers, and the last one what is left over",
         "one-step-too-few": "with N ranks a chunk passes N - 2 links",
         "a-sum-is-a-mean": "all-reduce takes the mean",
         "ranks-divide-the-buffer": "a buffer's length is a multiple of the ranks",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lib.checks.ch03_accumulate import Toy, flat, piece, summed_loss, valid
+from course_lib.checks.ch03_accumulate import Toy, flat, how_far, piece, summed_loss, valid
 from course_lib.checks.core import Case, Exercise, Wrong, kind
 
 __all__ = ["FAULTS", "SUSPECTS", "Run", "recorded"]
@@ -89,6 +89,10 @@ def _put(model: Toy, weights: Tensor) -> None:
         at += p.numel()
 
 
+PLAIN = 7
+"""Cases with the fault in every step, one of each kind, to begin with."""
+
+
 def suspects_cases(seed: int) -> list[Case]:
     """Each rule of thumb is wrong in a case of its own; a fault is in every step, or in one that is not the first.
 
@@ -119,17 +123,30 @@ def suspects_cases(seed: int) -> list[Case]:
         case("never", 4, 1),
         case("first", 4, 2, 3, only=2),
     ]
-    return [{"name": _name(number, case["run"]), **case} for number, case in enumerate(cases, start=1)]
+    # Another order for every seed, so that a count of the calls does not know the word; plain runs come first.
+    order = [0, *rng.permutation(range(1, PLAIN)), *rng.permutation(range(PLAIN, len(cases)))]
+    return [{"name": f"run {number}", **cases[index]} for number, index in enumerate(order, start=1)]
 
 
-def _name(number: int, run: Run) -> str:
+def _shape(run: Run) -> str:
     steps, micro = len(run[0]["loss"]), len(run[0]["own"][0])
-    return f"run {number}: {len(run)} ranks, {micro} micro-batch{'es' if micro > 1 else ''}, {steps} steps"
+    return f"{len(run)} ranks, {micro} micro-batch{'es' if micro > 1 else ''}, {steps} steps"
+
+
+PROBES = ("never", "apart", "averaged")
 
 
 def suspects_run(answer: Callable[..., Any], case: Case) -> Any:
+    """The word; for a fault that was called healthy, also the words for three plain faults on two ranks."""
     returned = answer(case["run"])
-    return returned if isinstance(returned, str) else {"what": kind(returned)}
+    if not isinstance(returned, str):
+        return {"said": None, "what": kind(returned)}
+    told: dict[str, Any] = {"said": returned, "probes": []}
+    if returned.strip() == "healthy" != case["fault"]:
+        for number, fault in enumerate(PROBES):
+            word = answer(recorded(number, [[3, 5], [8, 2]], 3, fault, range(3), 1))
+            told["probes"].append(word.strip() if isinstance(word, str) else "")
+    return told
 
 
 HINTS = {
@@ -151,29 +168,41 @@ HINTS = {
 
 def suspects_judge(case: Case, returned: Any) -> Wrong | None:
     """Exact: a word. The faults change a gradient by far more than the 1e-5 that the text allows for rounding."""
-    if not isinstance(returned, str):
+    if returned["said"] is None:
         return Wrong(f"return one of the seven words of the text; {returned['what']} came back", form=True)
-    said, truth = returned.strip(), case["fault"]
+    said, truth, run = returned["said"].strip(), case["fault"], case["run"]
     if said not in FAULTS:
         return Wrong(f"{said[:40]!r} is none of the seven words: {', '.join(FAULTS)}", form=True)
     if said == truth:
         return None
-    rule = _belief(case, said, truth)
+    rule, shape = _belief(case, said, truth, returned["probes"]), _shape(run)
+    if rule == "healthy-ranks-are-equal-in-all" and said in ("first", "last") and len(run[0]["own"][0]) == 1:
+        both = f"{said!r} and 'healthy' predict the same gradient here"
+        return Wrong(f"{shape}: {both}, and {said!r} does not occur with one micro-batch. Which do you try first?")
     if rule is not None:
-        return Wrong(HINTS[rule], rule)
-    step, rank = _contradicts(case["run"], said)
-    return Wrong(f"{said!r} does not fit: with it, rank {rank} would have used another gradient in step {step}")
+        return Wrong(f"{shape}: {HINTS[rule]}", rule)
+    if said == "healthy":
+        step, rank, far = _off(run)
+        off = f"in step {step} rank {rank} used a gradient that is {how_far(far)} of its length away from the whole sum"
+        return Wrong(f"{shape}: 'healthy' it is not: {off}. Which of your predictions comes nearest, and how near?")
+    step, rank = _contradicts(run, said)
+    return Wrong(
+        f"{shape}: {said!r} does not fit: with it, rank {rank} would have used another gradient in step {step}"
+    )
 
 
-def _belief(case: Case, said: str, truth: str) -> str | None:
+def _belief(case: Case, said: str, truth: str, probes: list[str]) -> str | None:
+    """probes: what was said of `PROBES`, where a fault was called healthy."""
     if truth == "healthy":
         return "healthy-ranks-are-equal-in-all"
     if said == "healthy":
-        if truth == "apart":
-            return "two-ranks-tell" if case["who"] > 1 else "right-gradients-are-enough"
-        if 0 not in case["at"]:
-            return "the-first-step-tells"
-        return "equal-checksums-are-healthy" if truth == "averaged" else "a-falling-loss-is-healthy"
+        if truth == "apart" and set(probes) != {"healthy"}:
+            return "two-ranks-tell" if case["who"] > 1 and probes[1] == "apart" else "right-gradients-are-enough"
+        if set(probes) == {"healthy"}:
+            return "a-falling-loss-is-healthy"
+        if truth == "averaged" and probes[2] == "healthy":
+            return "equal-checksums-are-healthy"
+        return "the-first-step-tells" if 0 not in case["at"] and probes[PROBES_OF.get(truth, 0)] != "healthy" else None
     if said == "apart":
         return "different-weights-started-so" if truth != "averaged" else None
     if said == "never":
@@ -183,6 +212,20 @@ def _belief(case: Case, said: str, truth: str) -> str | None:
     if {said, truth} == {"first", "last"}:
         return "which-micro-batch"
     return "weights-changed-so-they-were-sent" if said == "weights" and truth == "never" else None
+
+
+PROBES_OF = {"averaged": 2}
+
+
+def _off(run: Run) -> tuple[int, int, float]:
+    """The first (step, rank) whose gradient is not the whole sum, and how far it is from that."""
+    for step in range(len(run[0]["loss"])):
+        own = [log["own"][step] for log in run]
+        for rank, (log, whole) in enumerate(zip(run, _used("healthy", own), strict=True)):
+            far = float((log["used"][step] - whole).norm() / whole.norm())
+            if far > 1e-4:
+                return step, rank, far
+    return 0, 0, 0.0
 
 
 def _contradicts(run: Run, said: str) -> tuple[int, int]:

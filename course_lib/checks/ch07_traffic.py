@@ -9,7 +9,7 @@ from typing import Any
 
 from course_lib.checks.ch02_nine import answer_run, one_case, wrong_form
 from course_lib.checks.core import Case, Exercise, Wrong, kind, variant_rng
-from course_lib.checks.smell import nearly, plain
+from course_lib.checks.smell import plain
 
 __all__ = ["LOOPS", "TRAFFIC", "synchronised", "traffic", "traffic_text"]
 
@@ -119,13 +119,19 @@ def traffic_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if isinstance(elements, bool) or not isinstance(elements, int | float):
         return Wrong(f"`elements` is one number, without quotes; yours is {kind(elements)}", form=True)
     if not _fits(elements, run["elements"]):
+        if value is not None and _fits(value, run["elements"]) and _fits(elements, run["evidence"]):
+            return Wrong("swapped? `elements` counts numbers, `evidence` is in GB", form=True)
+        if value is not None and _fits(value, run["evidence"]):
+            width = WIRE[run["wire"]]
+            text = f"`evidence` is right. How many numbers are that, when one has {width} bytes on this wire?"
+            return Wrong(text, form=_fits(elements, run["elements"] * width))
         for rule, (guess, message) in _element_guesses(run).items():
             if _fits(elements, guess) and not _fits(guess, run["elements"]):
                 return Wrong(message, rule if rule in TRAFFIC.misconceptions else None)
-        close = nearly(float(elements), run["elements"])
+        if abs(elements / run["elements"] - 1) < 4e-3:
+            return Wrong("`elements` is nearly right: to four digits", form=True)
         return Wrong(
-            close
-            or f"{elements:.4g} numbers are not what one rank sends. How often, how many steps, how large a chunk?"
+            f"{elements:.4g} numbers are not what one rank sends. How often, how many steps, how large a chunk?"
         )
     if value is None:
         return Wrong("`elements` is right; `evidence` is still empty", form=True)
@@ -136,9 +142,11 @@ def traffic_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if _fits(value, other):
         return Wrong("`elements` is right; how many bytes has a number on this wire?", "a-number-has-four-bytes")
     if _fits(value, run["evidence"] * 1e9 / 2**30):
-        return Wrong("`elements` is right; those are GiB, 1 GB is 1e9 bytes")
+        return Wrong("`elements` is right; those are GiB, 1 GB is 1e9 bytes", form=True)
     if any(_fits(value, run["evidence"] * factor) for factor in (1e3, 1e6, 1e9)):
         return Wrong("`elements` is right; evidence is in GB, 1e9 bytes", form=True)
+    if abs(value / run["evidence"] - 1) < 6e-3:
+        return Wrong("`elements` is right; `evidence` nearly: to four digits", form=True)
     return Wrong(f"`elements` is right; {value:.4g} GB is not what they weigh")
 
 

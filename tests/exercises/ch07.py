@@ -1,13 +1,29 @@
 """Stated answers of chapter 7: each `wrong_*` must fail with its misconception, each `right_*` must pass."""
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
+import mutants
 import numpy as np
 import torch
 import torch.distributed as dist
-from mutants import right, wrong
 
 from course_lib.checks.ch07_traffic import traffic
+
+ON_RANKS = ("ring-all-reduce", "data-parallel")
+"""Starting ranks takes time, and what is tried there is fixed but for the numbers: one seed is enough."""
+
+
+def wrong(exercise: str, *args: Any, **kwargs: Any) -> Any:
+    return mutants.wrong(exercise, *args, once=exercise in ON_RANKS or "answer" in kwargs, **kwargs)
+
+
+def right(exercise: str, **kwargs: Any) -> Any:
+    if exercise not in ON_RANKS:
+        return mutants.right(exercise, **kwargs)
+    return lambda value: replace(mutants.right(exercise, **kwargs)(value), once=True)
+
 
 # 07.1 which chunk
 
@@ -57,7 +73,7 @@ def wrong_adds_n_times(rank, step, ranks):
     return (rank + step) % ranks, step < ranks
 
 
-@wrong("which-chunk", "adds-once-too-often")
+@wrong("which-chunk", says="How many steps does a chunk take")
 def wrong_adds_less(rank, step, ranks):
     return (rank + step) % ranks, step < ranks - 2
 
@@ -80,6 +96,16 @@ def wrong_chunk_alone(rank, step, ranks):
 @wrong("which-chunk", says="True or False")
 def wrong_says_add(rank, step, ranks):
     return (rank + step) % ranks, "add" if step < ranks - 1 else "copy"
+
+
+@wrong("which-chunk", says="in step 0. With which chunk does each rank begin?")
+def wrong_multiplies(rank, step, ranks):
+    return rank * (step + 2) % ranks, step < ranks - 1
+
+
+@right("which-chunk")
+def right_torch(rank, step, ranks):
+    return torch.tensor((rank + step) % ranks), torch.tensor(step) < ranks - 1
 
 
 @right("which-chunk")
@@ -320,6 +346,124 @@ def wrong_other_direction(buffer):
         dist.recv(came, (r - 1) % n)
         work.wait()
         into.copy_(into + came if s < n - 1 else came)
+
+
+def _turn(parts, *, to=None, source=None, keep=True, again=False, skip=0):
+    """A right ring with one thing changed in how it sends."""
+    n, r = dist.get_world_size(), dist.get_rank()
+    to, source = (r - 1) % n if to is None else to, (r + 1) % n if source is None else source
+    for s in range(2 * n - 2):
+        out, into = parts[(r + s) % n], parts[(r + 1 + s) % n]
+        came, work = torch.empty_like(into), None
+        if len(out) or not skip:
+            work = dist.isend(out, to)
+        if not keep:
+            work = None
+        dist.recv(came, source)
+        if work is not None and keep != "never":
+            work.wait()
+            if again:
+                work.wait()
+        into.copy_(into + came if s < n - 1 else came)
+
+
+@wrong("ring-all-reduce", "the-last-chunk-takes-the-rest", says="a message of 4 numbers")
+def wrong_last_chunk_takes_the_rest(buffer):
+    n = dist.get_world_size()
+    size = len(buffer) // n
+    _turn([buffer[i * size : (i + 1) * size if i < n - 1 else len(buffer)] for i in range(n)])
+
+
+@wrong("ring-all-reduce", "the-last-chunk-takes-the-rest", says="a message of 2 numbers")
+def wrong_short_buffers_are_one_chunk(buffer):
+    n = dist.get_world_size()
+    _turn(buffer.tensor_split(n) if len(buffer) >= n else [buffer, *[buffer[:0]] * (n - 1)])
+
+
+@wrong("ring-all-reduce", "a-ring-has-ends", says="there are ranks 0 to 3")
+def wrong_no_modulo_anywhere(buffer):
+    _turn(buffer.tensor_split(dist.get_world_size()), to=dist.get_rank() - 1, source=dist.get_rank() + 1)
+
+
+@wrong("ring-all-reduce", "a-ring-has-ends", says="receives from rank 4")
+def wrong_no_modulo_in_recv(buffer):
+    _turn(buffer.tensor_split(dist.get_world_size()), source=dist.get_rank() + 1)
+
+
+@wrong("ring-all-reduce", "a-ring-has-ends", says="sends to rank -1")
+def wrong_no_modulo_in_send(buffer):
+    _turn(buffer.tensor_split(dist.get_world_size()), to=dist.get_rank() - 1)
+
+
+@wrong("ring-all-reduce", says="receives 0 numbers")
+def wrong_leaves_empty_chunks_out_on_one_side(buffer):
+    _turn(buffer.tensor_split(dist.get_world_size()), skip=1)
+
+
+@wrong("ring-all-reduce", "chunks-meet-by-themselves", says="rank 1 sends its chunk 1 to rank 0, which adds it to")
+def wrong_numbers_as_in_the_chapter(buffer):
+    n, r = dist.get_world_size(), dist.get_rank()
+    parts = buffer.tensor_split(n)
+    for s in range(2 * n - 2):
+        into = parts[(r - s - 1) % n]
+        came = torch.empty_like(into)
+        _both(parts[(r - s) % n], came)
+        into.copy_(into + came if s < n - 1 else came)
+
+
+@wrong("ring-all-reduce", "isend-has-sent", says="keep what it returns")
+def wrong_drops_the_handle(buffer):
+    _turn(buffer.tensor_split(dist.get_world_size()), keep=False)
+
+
+@wrong("ring-all-reduce", "isend-has-sent", says="wait for it")
+def wrong_keeps_and_never_waits(buffer):
+    _turn(buffer.tensor_split(dist.get_world_size()), keep="never")
+
+
+@wrong("ring-all-reduce", says="Which are its neighbours, of 4 ranks?")
+def wrong_receives_from_the_rank_before(buffer):
+    n, r = dist.get_world_size(), dist.get_rank()
+    _turn(buffer.tensor_split(n), source=(r - 1) % n)
+
+
+@wrong("ring-all-reduce", says="which rank is to do it")
+def wrong_three_ranks_for_ever(buffer):
+    if dist.get_rank() < 3:
+        n, r = 3, dist.get_rank()
+        parts = buffer.tensor_split(n)
+        for s in range(2 * n - 2):
+            came = torch.empty_like(parts[(r + 1 + s) % n])
+            work = dist.isend(parts[(r + s) % n], (r - 1) % n)
+            dist.recv(came, (r + 1) % n if r < 2 else 3)
+            work.wait()
+
+
+@wrong("ring-all-reduce", says="Does your loop end?")
+def wrong_turns_for_ever(buffer):
+    while len(buffer):
+        pass
+
+
+@right("ring-all-reduce")
+def right_waits_twice(buffer):
+    _turn(buffer.tensor_split(dist.get_world_size()), again=True)
+
+
+@right("ring-all-reduce")
+def right_waits_at_the_end(buffer):
+    n, r = dist.get_world_size(), dist.get_rank()
+    parts, works = buffer.tensor_split(n), []
+    for s in range(2 * n - 2):
+        into = parts[(r + 1 + s) % n]
+        came = torch.empty_like(into)
+        if len(parts[(r + s) % n]):
+            works.append(dist.isend(parts[(r + s) % n].clone(), (r - 1) % n))
+        if len(came):
+            dist.recv(came, (r + 1) % n)
+        into.copy_(into + came if s < n - 1 else came)
+    for work in works:
+        work.wait()
 
 
 @right("ring-all-reduce")
@@ -599,7 +743,7 @@ def wrong_joins(model, optimizer, micro_batches):
     return _update(model, optimizer, [(tokens, targets)])
 
 
-@wrong("data-parallel", "ranks-need-not-agree", says="rank 1 of 3 returned without the all_reduce")
+@wrong("data-parallel", "ranks-need-not-agree", says="all_reduce")
 def wrong_skips_empty_micro_batches(model, optimizer, micro_batches):
     if not any((targets >= 0).any() for _, targets in micro_batches):
         return 0.0
@@ -615,6 +759,190 @@ def wrong_uses_ddp(model, optimizer, micro_batches):
 @wrong("data-parallel", says="nothing came back")
 def wrong_returns_nothing(model, optimizer, micro_batches):
     _update(model, optimizer, micro_batches)
+
+
+def _accumulate(model, micro_batches):
+    """Everything before the gradients' reduction: the loss's sum of this rank, divided by the global count."""
+    total = _count(micro_batches)
+    dist.all_reduce(total)
+    logged = torch.zeros(1, dtype=torch.float64)
+    for tokens, targets in micro_batches:
+        loss = _loss_sum(model, tokens, targets) / total
+        loss.backward()
+        logged += loss.detach()
+    return logged
+
+
+def _finish(optimizer, logged):
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(logged)
+    return logged
+
+
+@wrong("data-parallel", "async-is-done")
+def wrong_waits_for_the_last_handle(model, optimizer, micro_batches):
+    logged = _accumulate(model, micro_batches)
+    for p in model.parameters():
+        work = dist.all_reduce(p.grad, async_op=True)
+    work.wait()
+    return _finish(optimizer, logged)
+
+
+@wrong("data-parallel", "async-is-done", says="async_op=True")
+def wrong_waits_for_none(model, optimizer, micro_batches):
+    logged = _accumulate(model, micro_batches)
+    works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+    return _finish(optimizer, logged) if works else None
+
+
+@wrong("data-parallel", says="did not use the sums")
+def wrong_waits_after_the_step(model, optimizer, micro_batches):
+    logged = _accumulate(model, micro_batches)
+    works = [dist.all_reduce(p.grad, async_op=True) for p in model.parameters()]
+    optimizer.step()
+    for work in works:
+        work.wait()
+    optimizer.zero_grad()
+    dist.all_reduce(logged)
+    return logged
+
+
+@wrong("data-parallel", says="did not use the sums")
+def wrong_sums_a_clone(model, optimizer, micro_batches):
+    logged = _accumulate(model, micro_batches)
+    for p in model.parameters():
+        dist.all_reduce(p.grad.clone())
+    return _finish(optimizer, logged)
+
+
+@wrong("data-parallel", says="did not use the sums")
+def wrong_sums_after_the_step(model, optimizer, micro_batches):
+    logged = _accumulate(model, micro_batches)
+    optimizer.step()
+    _reduce(model)
+    optimizer.zero_grad()
+    dist.all_reduce(logged)
+    return logged
+
+
+@wrong("data-parallel", "ranks-need-not-agree", says="rank 1 calls all_reduce of 1 number")
+def wrong_only_ranks_with_tokens(model, optimizer, micro_batches):
+    total = _count(micro_batches)
+    mine = float(total)
+    dist.all_reduce(total)
+    logged = torch.zeros(1, dtype=torch.float64)
+    if mine:
+        for tokens, targets in micro_batches:
+            loss = _loss_sum(model, tokens, targets) / total
+            loss.backward()
+            logged += loss.detach()
+        _reduce(model)
+    return _finish(optimizer, logged)
+
+
+@wrong("data-parallel", "ranks-need-not-agree", says="in update 2")
+def wrong_returns_without_tokens(model, optimizer, micro_batches):
+    total = _count(micro_batches)
+    mine = float(total)
+    dist.all_reduce(total)
+    if mine == 0:
+        return 0.0
+    logged = torch.zeros(1, dtype=torch.float64)
+    for tokens, targets in micro_batches:
+        loss = _loss_sum(model, tokens, targets) / total
+        loss.backward()
+        logged += loss.detach()
+    _reduce(model)
+    return _finish(optimizer, logged)
+
+
+@wrong("data-parallel", says="Does your loop end?")
+def wrong_turns_for_ever_too(model, optimizer, micro_batches):
+    while len(micro_batches):
+        pass
+
+
+@wrong("data-parallel", says="changed what it was given")
+def wrong_takes_the_micro_batches_away(model, optimizer, micro_batches):
+    loss = _finish(optimizer, _finish_gradients(model, micro_batches))
+    micro_batches.clear()
+    return loss
+
+
+def _finish_gradients(model, micro_batches):
+    logged = _accumulate(model, micro_batches)
+    _reduce(model)
+    return logged
+
+
+@wrong("data-parallel", says="changed what it was given")
+def wrong_masks_in_place(model, optimizer, micro_batches):
+    loss = _finish(optimizer, _finish_gradients(model, micro_batches))
+    for _, targets in micro_batches:
+        targets[targets == -100] = -1
+    return loss
+
+
+@wrong("data-parallel", says="What keeps them equal without that?")
+def wrong_sends_the_weights_too(model, optimizer, micro_batches):
+    loss = _finish(optimizer, _finish_gradients(model, micro_batches))
+    for p in model.parameters():
+        dist.broadcast(p.data, 0)
+    return loss
+
+
+@wrong("data-parallel", says="sums, and sends least")
+def wrong_gathers_all(model, optimizer, micro_batches):
+    logged = _accumulate(model, micro_batches)
+    for p in model.parameters():
+        parts = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, p.grad)
+        p.grad = sum(parts)
+    return _finish(optimizer, logged)
+
+
+@wrong("data-parallel", "mean-of-means-is-fine", says="a token or a micro-batch")
+def wrong_count_of_each_micro_batch(model, optimizer, micro_batches):
+    counts = torch.stack([(targets != -100).sum() for _, targets in micro_batches])
+    dist.all_reduce(counts)
+    logged = torch.zeros(1, dtype=torch.float64)
+    for (tokens, targets), count in zip(micro_batches, counts, strict=True):
+        loss = _loss_sum(model, tokens, targets) / count / len(micro_batches)
+        loss.backward()
+        logged += loss.detach()
+    _reduce(model)
+    return _finish(optimizer, logged)
+
+
+@wrong("data-parallel", says="the weights of rank 1 have not moved")
+def wrong_rank_zero_steps(model, optimizer, micro_batches):
+    logged = _finish_gradients(model, micro_batches)
+    if dist.get_rank() == 0:
+        optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(logged)
+    return logged
+
+
+@wrong("data-parallel", says="a Tensor of shape (2,) came back")
+def wrong_returns_two_numbers(model, optimizer, micro_batches):
+    return torch.cat([_finish(optimizer, _finish_gradients(model, micro_batches))] * 2)
+
+
+@right("data-parallel")
+def right_tensor_of_one_number(model, optimizer, micro_batches):
+    return _finish(optimizer, _finish_gradients(model, micro_batches))[None]
+
+
+@right("data-parallel")
+def right_reduce_and_broadcast(model, optimizer, micro_batches):
+    logged = _accumulate(model, micro_batches)
+    dist.barrier()
+    for p in model.parameters():
+        dist.reduce(p.grad, 0, async_op=True).wait()
+        dist.broadcast(p.grad, 0)
+    return _finish(optimizer, logged)
 
 
 @right("data-parallel")
@@ -704,6 +1032,16 @@ wrong_width_of_fp32 = wrong(
 )
 wrong_gib = wrong("count-the-traffic", says="GiB", answer=_traffic(0, _ring_of[0], _ring_of[0] * 2 / 2**30))
 wrong_in_bytes = wrong("count-the-traffic", says="in GB", answer=_traffic(0, _ring_of[0], _ring_of[0] * 2))
+wrong_three_digits = wrong(
+    "count-the-traffic", says="nearly right: to four", answer=_traffic(0, _ring_of[0] * 1.003, 1)
+)
+wrong_evidence_digits = wrong(
+    "count-the-traffic", says="`evidence` nearly", answer=_traffic(0, _ring_of[0], _run[0]["evidence"] * 1.002)
+)
+wrong_half_the_elements = wrong(
+    "count-the-traffic", says="`evidence` is right", answer=_traffic(0, _ring_of[0] / 2, _run[0]["evidence"])
+)
+wrong_swapped = wrong("count-the-traffic", says="swapped?", answer=_traffic(0, _run[0]["evidence"], _ring_of[0]))
 wrong_text_for_elements = wrong("count-the-traffic", says="without quotes", answer=_traffic(0, "2.856e9", 5.711))
 wrong_no_elements = wrong("count-the-traffic", says="still empty", answer=_traffic(0, None, 5.711))
 wrong_key = wrong("count-the-traffic", says="the answer has the keys", answer={"variant": 0, "elements": 1, "gb": 2})
@@ -839,6 +1177,30 @@ def wrong_a_bool(ranks):
     return _diagnose(ranks) == "healthy"
 
 
+@wrong("silent-bug", says="of its length away from the whole sum. Which of your predictions comes nearest")
+def wrong_knows_three_words(ranks):
+    found = _diagnose(ranks)
+    return found if found in ("apart", "averaged", "never") else "healthy"
+
+
+@wrong("silent-bug", says="of its length away from the whole sum. Which of your predictions comes nearest")
+def wrong_divides_by_two(ranks):
+    found = _diagnose(ranks)
+    return "healthy" if found == "averaged" and len(ranks) != 2 else found
+
+
+@wrong("silent-bug", says="does not occur with one micro-batch")
+def wrong_first_before_healthy(ranks):
+    steps = range(len(ranks[0]["loss"]))
+    sums = [sum(rank["own"][step][0] for rank in ranks) for step in steps]
+    alone = all(
+        _close(rank["used"][step], sum(rank["own"][step]) - rank["own"][step][0] + sums[step])
+        for rank in ranks
+        for step in steps
+    )
+    return "first" if alone and _diagnose(ranks) != "apart" else _diagnose(ranks)
+
+
 @right("silent-bug")
 def right_by_prediction(ranks):
     n, m = len(ranks), len(ranks[0]["own"][0])
@@ -873,7 +1235,11 @@ wrong_peak = wrong("one-device-is-not-enough", "runs-at-its-peak", answer=_devic
 wrong_2nd = wrong("one-device-is-not-enough", "forward-only", answer=_devices(0, 19, "A", 85.4))
 wrong_4nd = wrong("one-device-is-not-enough", "backward-costs-one-forward", answer=_devices(0, 38, "A", 85.4))
 wrong_by_memory = wrong("one-device-is-not-enough", "enough-memory-is-enough", answer=_devices(1, 3, "C", 203.8))
-wrong_fraction = wrong("one-device-is-not-enough", says="a whole number", answer=_devices(0, 56.48, "B", 85.4))
+wrong_fraction = wrong("one-device-is-not-enough", says="a whole number", answer=_devices(0, 56.49, "B", 85.4))
+wrong_bytes = wrong("one-device-is-not-enough", says="in GB, 1e9 bytes", answer=_devices(0, 57, "B", 85.4e9))
+wrong_gibibytes = wrong("one-device-is-not-enough", says="GiB", answer=_devices(0, 57, "B", 85.4e9 / 2**30))
+wrong_buckets = wrong("one-device-is-not-enough", says="buckets", answer=_devices(0, 57, "C", 97.0))
+wrong_half_buckets = wrong("one-device-is-not-enough", says="buckets", answer=_devices(0, 57, "C", 91.2))
 wrong_shared_state = wrong("one-device-is-not-enough", "replicas-share", answer=_devices(1, 13, "A", 29.52))
 wrong_shared_all = wrong("one-device-is-not-enough", "all-is-shared", answer=_devices(1, 13, "A", 15.68))
 wrong_weights = wrong("one-device-is-not-enough", "weights-are-all", answer=_devices(1, 13, "C", 38.6))
