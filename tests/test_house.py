@@ -20,6 +20,10 @@ TORCH_FREE += (
     "precision",
     "parallel.overlap",
     "parallel.ring",
+    "parallel.schedule",
+    "parallel._schedule_bubble",
+    "parallel._schedule_check",
+    "parallel._schedule_orders",
     "parallel.timeline",
 )
 TORCH_LATE = ("machine", "checks.core", "checks.packing", "checks.forbidden")

@@ -1,7 +1,7 @@
 """Is a list of pipeline actions one that can run? What is wrong is a `ScheduleError` that names the action."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -31,12 +31,14 @@ class Action(NamedTuple):
         return f"{self.kind} of stage {self.stage}, micro-batch {self.microbatch}"
 
 
-def read(actions: Sequence[Iterable[Action]]) -> list[list[Action]]:
+def read(actions: Sequence[Sequence[Action]]) -> list[list[Action]]:
     """The list of each rank, every item an `Action` with whole numbers, in its own rank's list."""
     if not actions or isinstance(actions, dict | str):
         raise ScheduleError("a schedule is a list of lists of actions, one for each rank; at least one rank")
     lists = []
     for rank, items in enumerate(actions):
+        if not isinstance(items, list | tuple) or isinstance(items, Action):
+            raise ScheduleError(f"rank {rank} has {items!r}; give each rank a list of actions")
         lists.append([_action(item, rank, place) for place, item in enumerate(items)])
     return lists
 
@@ -48,6 +50,8 @@ def _action(item: Action, rank: int, place: int) -> Action:
     action = Action(*item)
     if action.kind not in ("F", "B", "I", "W"):
         raise ScheduleError(f"{here}: the kind {action.kind!r} is none of F, B, I, W")
+    if action.paired and action.kind != "F":
+        raise ScheduleError(f"{here}: {action} is paired; only an F can be, with the B behind it")
     for word, number in zip(("rank", "stage", "microbatch"), action[:3], strict=True):
         if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 0:
             raise ScheduleError(f"{here}: {word}={number!r} must be a whole number, at least 0")
@@ -175,10 +179,11 @@ def check_order(grid: Grid, orders: list[list[int]]) -> Table:
         early = (needed >= place) & (rank[needed] == rank)
         if early.any():
             at = int(np.flatnonzero(early)[0])
-            one, two = decode(grid, int(code[at])), decode(grid, int(code[needed[at]]))
-            if one == two:
-                raise ScheduleError(f"rank {one.rank}: {one} is paired with the F whose result it needs: pair another")
-            raise ScheduleError(f"rank {one.rank} has {one} before {two}, whose result it needs: swap them")
+            action, need = decode(grid, int(code[at])), decode(grid, int(code[needed[at]]))
+            here = f"rank {action.rank}"
+            if action == need:
+                raise ScheduleError(f"{here}: {action} is paired with the F whose result it needs: pair another")
+            raise ScheduleError(f"{here} has {action} before {need}, whose result it needs: swap them")
     return table
 
 

@@ -10,11 +10,12 @@ Its 1F1B list is not what it runs (the last rank's forwards are counted from 1),
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from course_lib.errors import ScheduleError
 
-__all__ = ["KINDS", "ORDERS", "Grid", "legal", "nearest", "plan"]
+__all__ = ["KINDS", "ORDERS", "Grid", "chunks_of", "legal", "nearest", "plan"]
 
 KINDS = "FBIWP"
 """Forward, backward (both of the next two at once), backward for the input, backward for the weights; and P, a forward
@@ -206,26 +207,26 @@ def legal(name: str, ranks: int, microbatches: int) -> bool:
 
 def nearest(microbatches: int, fits: Callable[[int], bool]) -> str:
     """The number of micro-batches nearest to this one that fits, in words: "8", or "8 or 10"."""
-    for far in range(microbatches + 1):
+    for far in count():
         found = sorted({k for k in (microbatches - far, microbatches + far) if k >= 1 and fits(k)})
         if found:
-            return " or ".join(map(str, found))
-    return nearest(2 * microbatches + 1, fits)
+            break
+    return " or ".join(map(str, found))
 
 
-def plan(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[Grid, list[list[int]]]:
-    """The grid and the order of each rank; `ScheduleError` where there is no such schedule."""
+def chunks_of(name: str, stages: int, microbatches: int, chunks: int) -> int:
+    """How many chunks a rank holds; `ScheduleError` where there is no such schedule."""
     if name not in ORDERS:
         raise ScheduleError(f"no schedule {name!r}; there are {', '.join(ORDERS)}")
     for word, number in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ScheduleError(f"{word}={number!r} must be a whole number, at least 1")
-    order = ORDERS[name]
-    if order.chunks == "one" and chunks > 1:
+    allowed = ORDERS[name].chunks
+    if allowed == "one" and chunks > 1:
         raise ScheduleError(f"{name} has one chunk on a rank, not chunks={chunks}; for more take interleaved or gpipe")
-    if order.chunks == "several" and chunks < 2:
+    if allowed == "several" and chunks < 2:
         raise ScheduleError(f"{name} needs chunks=2 or more; with one chunk on a rank it is 1f1b")
-    if order.chunks == "two" and chunks > 2:
+    if allowed == "two" and chunks > 2:
         raise ScheduleError(f"{name} has two chunks on a rank, not chunks={chunks}; leave chunks out")
     if not legal(name, stages, microbatches):
         why = "m >= 2p" if name == "dualpipev" else "m to be a multiple of max(1, m // p)"
@@ -234,7 +235,13 @@ def plan(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[Gr
             f"{name} with {stages} stages has no order for {microbatches} micro-batches (it needs {why});"
             f" the nearest that has one: {wanted}"
         )
+    return 2 if allowed == "two" else chunks
+
+
+def plan(name: str, stages: int, microbatches: int, chunks: int = 1) -> tuple[Grid, list[list[int]]]:
+    """The grid and the order of each rank; `ScheduleError` where there is no such schedule."""
+    held = chunks_of(name, stages, microbatches, chunks)
     down = [*range(stages)]
-    homes = [*down, *reversed(down)] if order.chunks == "two" else down * chunks
+    homes = [*down, *reversed(down)] if ORDERS[name].chunks == "two" else down * held
     grid = Grid(stages, microbatches, tuple(homes))
-    return grid, [order.of_rank(grid, rank) for rank in range(stages)]
+    return grid, [ORDERS[name].of_rank(grid, rank) for rank in range(stages)]

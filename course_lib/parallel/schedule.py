@@ -5,6 +5,7 @@
     run.peak_in_flight                                        # (4, 3, 2, 1) micro-batches on each rank
     run.slots[0]                                              # rank 0, stage 0, micro-batch 0, "F", 0.0, 1.0
     run.waits_for(Action(0, 0, 0, "B"))                       # B of stage 1, micro-batch 0
+    bubble_formula("1f1b", 4, 8)                              # 0.2727...: from p and m, nothing is run
 
     mine = actions("gpipe", 4, 8)                             # one list of actions for each rank
     mine[0][0], mine[0][1] = mine[0][1], mine[0][0]
@@ -22,7 +23,7 @@ takes the sum, and passes both results on at its end: what overlapping them gain
 with 1,024 micro-batches take less than a second.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -32,12 +33,24 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib.errors import ScheduleError
+from course_lib.parallel._schedule_bubble import FORMULAS, Formula, bubble_formula
 from course_lib.parallel._schedule_check import Action, Kind, Table, check_order, decode, encode, grid_of, read
 from course_lib.parallel._schedule_orders import ORDERS, Grid, plan
 from course_lib.parallel.timeline import Task, Timeline, start_times
 from course_lib.parallel.timeline import simulate as simulate_tasks
 
-__all__ = ["SCHEDULES", "Action", "PipelineSlot", "PipelineTimeline", "actions", "run", "simulate"]
+__all__ = [
+    "FORMULAS",
+    "SCHEDULES",
+    "Action",
+    "Formula",
+    "PipelineSlot",
+    "PipelineTimeline",
+    "actions",
+    "bubble_formula",
+    "run",
+    "simulate",
+]
 
 SCHEDULES = tuple(ORDERS)
 """The names, simplest first."""
@@ -213,7 +226,7 @@ def simulate(
 
 
 def run(
-    actions: Sequence[Iterable[Action]],
+    actions: Sequence[Sequence[Action]],
     forward: Times = 1.0,
     backward_input: Times = 1.0,
     backward_weight: Times = 1.0,
@@ -237,10 +250,11 @@ def _simulate(grid: Grid, orders: list[list[int]], times: tuple[Times, Times, Ti
     words = ("forward", "backward_input", "backward_weight")
     stages = len(grid.homes)
     f, i, w = (_each(word, time, stages) for word, time in zip(words, times, strict=True))
-    (delay,) = _each("send", float(send), 1)
+    if not isinstance(send, int | float) or not 0 <= send < inf:
+        raise ScheduleError(f"send={send!r} must be a number, at least 0 and finite")
     table = check_order(grid, orders)
     durations = np.stack([f, i + w, i, w])[table.kind, table.stage]
-    delays = np.where(table.rank[table.other] != table.rank, delay, 0.0)
+    delays = np.where(table.rank[table.other] != table.rank, float(send), 0.0)
     ends = np.cumsum([len(order) for order in orders]).tolist()
     lanes = [range(end - len(order), end) for end, order in zip(ends, orders, strict=True)]
     # What a rank does itself has ended before, so only other stages decide; the first F waits for nothing.
@@ -268,7 +282,7 @@ def _each(word: str, times: Times, count: int) -> np.ndarray:
     except (TypeError, ValueError):
         raise ScheduleError(f"{word}={times!r} must be a number, or one number for each stage") from None
     if found.ndim > 1 or (found.ndim == 1 and found.size != count):
-        raise ScheduleError(f"{word} has {found.size} numbers; this pipeline has {count} stages: give one for each")
+        raise ScheduleError(f"{word} has {found.size} numbers; give one for all, or one for each of {count} stages")
     if not ((found >= 0) & (found < inf)).all():
         raise ScheduleError(f"{word}={times!r} must be at least 0 and finite")
     return np.broadcast_to(found, (count,))
