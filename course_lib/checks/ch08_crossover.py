@@ -70,6 +70,7 @@ def _seconds(job: Job, devices: int, rule: str = "") -> tuple[Fraction, Fraction
     flops = (2 if rule == "forward-is-the-step" else 6) * job["parameters"] * job["tokens"]
     width = {"a-number-is-a-byte": 1, "numbers-travel-in-fp32": 4}.get(rule, 2)
     passes = 3 if rule == "always-three-passes" else job["passes"]
+    passes = passes if rule != "gradients-travel-in-fp32" else passes + 1  # one of them with twice the bytes
     share = Fraction(devices - 1, devices)
     if rule == "everything-travels":
         share = Fraction(1)
@@ -101,6 +102,7 @@ SHARE_RULES = {
     "numbers-travel-in-fp32": "communication takes twice as long as it should. How many bytes has a number here?",
     "whole-sequences-only": "a device computes whole sequences in yours; in this model the work is divided evenly",
     "always-three-passes": "how many times does the model travel in this job?",
+    "gradients-travel-in-fp32": "one pass has 4 bytes a number in yours. How many has it here?",
     "everything-travels": "of what travels round a ring, a device does not send all. Try it with one device",
     "more-devices-more-to-send": "what a device sends grows with the number of devices in yours. Can a ring do better?",
     "only-a-shard-travels": "a device sends one shard in yours. How often does it pass on what it received?",
@@ -201,6 +203,7 @@ CROSSOVER = Exercise(
         "forward-is-the-step": "a step costs 2 FLOPs a parameter and token",
         "a-number-is-a-byte": "numbers and bytes are the same",
         "numbers-travel-in-fp32": "the weights and gradients that travel have 4 bytes, always",
+        "gradients-travel-in-fp32": "gradients are reduced in FP32, always",
         "whole-sequences-only": "a cost model divides the work no finer than a device does",
         "always-three-passes": "FSDP always sends three times the model",
         "everything-travels": "each device sends the whole model",

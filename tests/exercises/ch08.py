@@ -775,6 +775,11 @@ def _crossed(crossover, misconception=None, says=""):
 
 wrong_forward_only = _shares("forward-is-the-step", flops=2)
 wrong_four_bytes = _shares("numbers-travel-in-fp32", width=4)
+wrong_gradients_of_four_bytes = wrong(
+    "crossover",
+    "gradients-travel-in-fp32",
+    answer={"share": lambda job, n: _part(job, n, passes=job["passes"] + 1), "crossover": _search},
+)
 wrong_one_byte = _shares("a-number-is-a-byte", width=1)
 wrong_three_passes = _shares("always-three-passes", passes=3)
 wrong_whole_model = _shares("everything-travels", part=lambda n: 1)
