@@ -21,6 +21,8 @@ __all__: list[str] = []
 GRACE = 0.5  # seconds in which the other ranks say what they know of a fault
 AFTERMATH = 0.1  # seconds in which others may fail too, and are then named
 ANSWER = 1.0  # seconds in which a rank has to say where it stands
+UNEXPECTED = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+"""Gloo's last words in a rank that was sent more than it expected."""
 # What gloo and c10d write to the bare descriptors: connections made and lost.
 NOISE = re.compile(
     rb"\[(rank\d+\]:\[)?[IWEFVC]\d{4} |\[Gloo\]|\[c10d\]|frame #\d+: |Exception raised from |[IWEF]\d{4} "
@@ -164,6 +166,8 @@ class Follower:
             return _report.of_failure(first, self.ranks, failed)
         dump = self.bare_stderr(first)
         self.ranks[first].crash = dumped_line(dump)
+        if (sizes := UNEXPECTED.search(dump)) is not None:
+            self.ranks[first].unexpected = int(sizes[1]), int(sizes[2])
         if self.ranks[first].crash is None:
             self.ranks[first].last_words = "\n".join(dump.splitlines()[-8:])
         return _report.of_death(first, self.ranks, failed)

@@ -1,5 +1,6 @@
 """From what the ranks told to the lines a learner reads: which rank, what happened, where, what to do."""
 
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 SAME_CALLS = "All ranks of a group must call the same collectives in the same order, with the same shape and dtype."
+SAME_SIZES = "What is received needs as much room as what is sent: the same shape and dtype on both sides."
 LIKELY = {
     "SIGKILL": "killed from outside; often the system ran out of memory",
     "SIGSEGV": "a crash in compiled code",
@@ -53,6 +55,8 @@ class Rank:
     """Where Python stood when it crashed, or when it could not answer."""
     last_words: str = ""
     """The end of what compiled code wrote to its stderr."""
+    unexpected: tuple[int, int] | None = None
+    """(bytes that another rank sent, bytes that this one expected), when gloo ended it for that."""
 
     def note(self, calls: "Iterable[Operation]", lost: bool) -> None:
         """More of what it has called."""
@@ -126,6 +130,14 @@ def of_death(rank: int, ranks: Sequence[Rank], failed: tuple[int, ...]) -> RankE
         lines.append(f"  at {known.crash}")
     if known.last_words:
         lines += ["It wrote:", known.last_words]
+    if known.unexpected is not None:
+        sent, expected = known.unexpected
+        lines.append(f"Another rank sent it {sent} bytes where it expected {expected}.")
+        groups = [(other, one.last().get("0")) for other, one in enumerate(ranks) if other != rank]
+        calls = [in_words(other, ranks[other].calls["0", number]) for other, number in groups if number]
+        lines += ["The others' last collectives:", *calls, SAME_CALLS] if calls else [SAME_SIZES]
+    elif known.crash is not None and ("send" in known.crash.text or "recv" in known.crash.text):
+        lines.append(f"There are ranks 0 to {len(ranks) - 1}. To which does it send, or from which does it receive?")
     return RankError("\n".join(lines), rank=rank, ranks=failed)
 
 
@@ -200,7 +212,10 @@ def of_hang(ranks: Sequence[Rank], timeout: float) -> RankError:
     busy = [number for number in slow if (place := ranks[number].place) is None or not place.waits_in]
     lines = [f"{some(slow)} of {len(ranks)} did not finish within {timeout:g} s"]
     lines += [f"  rank {number}: {standing(rank)}" for number, rank in enumerate(ranks)]
-    if busy:
+    stray = [number for number in slow if stranger(ranks[number], len(ranks))]
+    if stray:
+        lines.append(f"There are ranks 0 to {len(ranks) - 1}: {some(stray)} will wait for ever.")
+    elif busy:
         waiting = f"The others wait for {some(busy)}. " if len(busy) < len(slow) else ""
         lines.append(f"{waiting}If it only needs more time: run_ranks(..., timeout={2 * timeout:g})")
     elif len(slow) == 1:
@@ -208,6 +223,12 @@ def of_hang(ranks: Sequence[Rank], timeout: float) -> RankError:
     else:
         lines.append("Each waits for another: look for a call that one rank makes and its partner does not.")
     return RankError("\n".join(lines), rank=(busy or slow)[0], ranks=tuple(slow))
+
+
+def stranger(rank: Rank, ranks: int) -> bool:
+    """Whether it waits for a rank that does not exist."""
+    found = re.search(r"rank (-?\d+)$", rank.place.waits_in) if rank.place is not None else None
+    return found is not None and not 0 <= int(found[1]) < ranks
 
 
 def of_start(ranks: Sequence[Rank], limit: float) -> RankError:
