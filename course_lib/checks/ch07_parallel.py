@@ -270,7 +270,7 @@ def _traffic(model: Toy, step: int, ranks: list[dict[str, Any]]) -> Wrong | None
         reduced = sum(n if name == "all_reduce" else n / 2 for name, n, _ in sent)
         if reduced < size:
             text = f"the weights are right, but rank {rank} had {reduced:g} numbers reduced, for {size} gradients"
-            return Wrong(f"{text}. What did it? Write it yourself")
+            return Wrong(f"{text}. What has summed them? Write it yourself")
         if reduced <= size + SPARE:
             continue
         message = (
