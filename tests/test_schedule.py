@@ -89,7 +89,7 @@ def test_the_sample_is_large_enough():
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (5, 5)])
 def test_torchs_list_of_1f1b_is_broken_on_the_last_rank_only(p, m):
-    """Reported nowhere so far. When this fails, torch has mended it: move 1f1b into the sample."""
+    """It counts that rank's forwards from 1. When this fails, torch has mended it: move 1f1b into the sample."""
     ours, theirs = words(actions("1f1b", p, m)), torchs("1F1B", p, m)
     assert ours[:-1] == theirs[:-1]
     assert theirs[-1][0] == f"{p - 1}F1" and theirs[-1][-2] == f"{p - 1}F{m}"
@@ -373,7 +373,8 @@ def test_the_laws_of_a_pipeline(setting):
     for slot in done.slots:
         by_rank[slot.rank].append(slot)
         assert slot.end - slot.start == pytest.approx(takes[slot.kind][slot.stage], abs=TINY)
-    for lane in by_rank.values():
+    for rank, lane in by_rank.items():
+        assert lane == list(done.lane(rank))
         assert all(two.start >= one.end - TINY for one, two in pairwise(lane))
     assert all(slots[two].start >= slots[one].end + delay - TINY for one, two, delay in edges)
     # a micro-batch has to pass all stages and come back; a rank has to do all its work
@@ -385,7 +386,7 @@ def test_the_laws_of_a_pipeline(setting):
     idle = sum(done.idle(rank) for rank in range(p))
     if done.makespan > 1e-3:
         assert done.bubble_fraction == pytest.approx(idle / (p * done.makespan), abs=1e-6)
-        assert -TINY <= done.bubble_fraction < 1
+        assert -TINY <= done.bubble_fraction <= 1  # 1: only sending takes time
     # memory, counted over time
     for rank, lane in by_rank.items():
         held = most = 0
@@ -416,15 +417,19 @@ def test_a_list_runs_like_the_schedule_it_comes_from(setting):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(["gpipe", "1f1b", "zb_h1", "zbv"]), st.data())
+@given(st.sampled_from(SCHEDULES), st.data())
 def test_a_shuffled_list_runs_exactly_when_there_is_no_circle(name, data):
-    p, m = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    lists = actions(name, p, m)
-    stages = p * (2 if name in V else 1)
+    p = data.draw(st.integers(1, 2 if name == "dualpipev" else 3))
+    m = 2 * p if name == "dualpipev" else data.draw(st.integers(1, 3))
+    lists = actions(name, p, m, chunks_for(name))
+    stages = p * (2 if name in (*V, "interleaved") else 1)
     for items in lists:
+        units = [items[place : place + 1 + a.paired] for place, a in enumerate(items)]
+        units = [unit for place, unit in enumerate(units) if not (place and items[place - 1].paired)]
         for _ in range(data.draw(st.integers(0, 3))):
-            a, b = (data.draw(st.integers(0, len(items) - 1)) for _ in range(2))
-            items[a], items[b] = items[b], items[a]
+            a, b = (data.draw(st.integers(0, len(units) - 1)) for _ in range(2))
+            units[a], units[b] = units[b], units[a]
+        items[:] = [action for unit in units for action in unit]
     edges = list(rules(lists, stages))
     keys = {a[1:4] for items in lists for a in items}
     if circular(edges, keys):

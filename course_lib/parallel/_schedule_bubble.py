@@ -1,7 +1,7 @@
 """The bubble by formula: from p, m and v, without running anything. `schedule.simulate` is what they are held against.
 
-Two definitions are in use, and both are called "the bubble": idle / total, which cannot reach 1, and idle / ideal.
-F, I and W are the times of one chunk, B = I + W, and sending takes no time.
+Two definitions are in use, and both are called "the bubble": idle / total, which is below 1, and idle / ideal, which
+need not be. F, I and W are the times of one chunk, B = I + W, and sending takes no time.
 """
 
 from collections.abc import Callable

@@ -95,7 +95,7 @@ def _interleaved(grid: Grid, rank: int) -> list[int]:
 def _zb_h1(grid: Grid, rank: int) -> list[int]:
     """1F1B with the backward cut in two: rank r puts r weight gradients off, which then fill the end.
 
-    Qi et al. 2023, arXiv 2401.10241, section 2.3: every rank holds p micro-batches, as many as rank 0 does in 1F1B.
+    Qi et al. 2023, arXiv 2401.10241: every rank holds p micro-batches, as many as rank 0 does in 1F1B.
     """
     m, warm = grid.microbatches, min(grid.ranks - 1 - rank, grid.microbatches)
     forward, inputs, weights = (grid.row(kind, rank) for kind in "FIW")
@@ -158,11 +158,11 @@ def _dualpipev(grid: Grid, rank: int) -> list[int]:
         backward(b1, split=True)
         weights()
         order.append(next(f1)[0])
-    steady = range(m - 2 * p + rank + 1)
-    begin = len(order)
-    order += [code for _ in steady for code in (next(f0)[1], next(b1)[0], next(f1)[1], next(b0)[0])]
-    if rank == p - 1 and steady:  # the very first is no pair: its backward would come later
-        order[begin] -= grid.row("P", 0)[0]
+    steady = m - 2 * p + rank + 1
+    if rank == p - 1:  # its first forward can run long before the backward behind it: no pair
+        order += [next(f0)[0], next(b1)[0], next(f1)[1], next(b0)[0]]
+        steady -= 1
+    order += [code for _ in range(steady) for code in (next(f0)[1], next(b1)[0], next(f1)[1], next(b0)[0])]
     for _ in range(p - 1 - rank):
         backward(b1)
         order.append(next(f1)[1])
