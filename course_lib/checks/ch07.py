@@ -1,7 +1,8 @@
 """Checks of chapter 7, data parallel.
 
 `ch07_move` and `ch07_ring` have the ring, `ch07_parallel` a step on real ranks, `ch07_suspects` the diagnosis,
-`ch07_traffic` and `ch07_devices` the reasoning exercises. How an answer gets to its ranks is in `ch07_ranks`.
+`ch07_traffic` and `ch07_devices` the reasoning exercises. How an answer gets to its ranks is in `ch07_ranks`, and
+what is seen of its calls there in `ch07_watch`.
 """
 
 from course_lib.checks.ch07_devices import DEVICES, devices_text
