@@ -24,6 +24,7 @@ TORCH_FREE += (
     "parallel._schedule_bubble",
     "parallel._schedule_check",
     "parallel._schedule_orders",
+    "parallel._schedule_timeline",
     "parallel.timeline",
 )
 TORCH_LATE = ("machine", "checks.core", "checks.packing", "checks.forbidden")

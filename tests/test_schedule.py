@@ -184,7 +184,7 @@ def test_peaks(p, m):
 
 # ------------------------------------------------------------------------------------------------- formula, simulation
 
-COSTS = [(1, 1, 1), (2, 3, 1), (1.5, 0.5, 0.25), (1, 2, 0), (0.5, 4, 3)]
+COSTS = [(1, 1, 1), (2, 3, 1), (1.5, 0.5, 0.25), (1, 2, 0), (0.5, 4, 3), (3, 1, 2)]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -235,7 +235,13 @@ def zbv_formula(p, m):
 
 def test_formulas_that_need_certain_times():
     """ZB-H1: W at most F and I. zbv and dualpipev: all three alike. Outside, the simulation says something else."""
-    for name, costs in (("zb_h1", (1, 1, 2)), ("zb_h1", (1, 3, 2)), ("zbv", (2, 1, 1)), ("dualpipev", (1, 2, 1))):
+    for name, costs in (
+        ("zb_h1", (1, 1, 2)),
+        ("zb_h1", (1, 3, 2)),
+        ("zb_h1", (3, 1, 2)),
+        ("zbv", (2, 1, 1)),
+        ("dualpipev", (1, 2, 1)),
+    ):
         with pytest.raises(ScheduleError, match=r"wrong for F=.*simulate\(\) is right"):
             bubble_formula(name, 4, 8, 1, *costs)
         told = bubble_formula(name, 4, 8, 1, *costs, anywhere=True)
