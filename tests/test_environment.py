@@ -10,6 +10,7 @@ import pytest
 import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -87,3 +88,17 @@ def test_what_runs_here_is_what_is_pinned():
     if other and os.environ.get("CI") != "true":
         pytest.skip(f"this environment has other versions (here, pinned): {other}")
     assert not other, f"other versions than the tested ones (here, pinned): {other}"
+
+
+def test_every_pin_runs_on_the_first_python_that_is_supported():
+    """A distribution of Debian has 3.11.2 for years: a pin that wants 3.11.5 would end its set-up."""
+    first = str(Version(PROJECT["requires-python"].removeprefix(">="))) + ".0"
+    refused = []
+    for name in sorted(pins()):
+        try:
+            wants = importlib.metadata.metadata(name).get("Requires-Python")
+        except importlib.metadata.PackageNotFoundError:  # of another platform
+            continue
+        if wants and not SpecifierSet(wants).contains(first):
+            refused.append(f"{name} {wants}")
+    assert refused == [], f"constraints.txt pins what Python {first} cannot install"
