@@ -80,8 +80,8 @@ def test_calculator(capsys: pytest.CaptureFixture[str]) -> None:
     assert not made.error
     times = []
     for count in (2, 3, 4):
-        start = time.perf_counter()
+        start = time.process_time()
         made.set(micro_batch=count)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 1.0  # 0.1 s on an idle machine
     print(f"{min(times):.3f} s a move")

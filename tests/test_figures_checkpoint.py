@@ -93,9 +93,9 @@ def test_explorer_shows_every_byte_of_every_part(tmp_path, capsys) -> None:
     made.set(file="model.safetensors", part=[p.name for p in parts if p.file == "model.safetensors"].index("w"))
     times = []
     for through in (10, 20, 30):
-        start = time.perf_counter()
+        start = time.process_time()
         made.set(through=through)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.1
 
 

@@ -74,7 +74,7 @@ def test_explorer_of_the_training_state(capsys: pytest.CaptureFixture[str]) -> N
             assert not made.error
     times = []
     for billions in (1.0, 2.0, 3.0):
-        start = time.perf_counter()
+        start = time.process_time()
         made.set(billions=billions)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 1.0  # 0.1 s on an idle machine
