@@ -23,7 +23,8 @@ from course_lib.trainer import Trainer
 LAYOUTS = [("none", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4), ("fsdp", 4)]
 
 # As in test_trainer_parallel.py: FP32 sums in another order, 16-bit weights rounded to the neighbour.
-LOSS = {"fp32": 3e-6, "bf16": 2e-4, "fp16": 1e-5, "bf16 weights": 5e-3}
+# FP16 has three bits more than BF16, so an eighth of its tolerance; over all layouts it came to 1.2e-5.
+LOSS = {"fp32": 3e-6, "bf16": 2e-4, "fp16": 2.5e-5, "bf16 weights": 5e-3}
 WAYS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"precision": "bf16"},
