@@ -55,7 +55,15 @@ def marked(tmp_path: Path) -> Iterator[Callable[[], list[psutil.Process]]]:
 def start(*words: str, cwd: Path) -> "subprocess.Popen[str]":
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        words, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        words,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        # A shell's background job ignores Ctrl-C, and hands that on to its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
