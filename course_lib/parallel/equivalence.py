@@ -17,7 +17,7 @@ from course_lib.config import ModelConfig
 from course_lib.data import IGNORE
 from course_lib.model import GPT
 from course_lib.parallel.launch import run_ranks
-from course_lib.parallel.strategy import MakeOptimizer, Strategy, summed_loss
+from course_lib.parallel.strategy import MakeOptimizer, Strategy
 
 __all__ = ["TOLERANCE", "Equivalence", "MakeStrategy", "adamw", "equivalence", "uneven_batches", "uneven_model"]
 
@@ -175,12 +175,7 @@ def _train(
     gradients, losses, held = [], torch.zeros(len(batches)), {}
     for step, (inputs, targets) in enumerate(batches):
         valid = int((targets != IGNORE).sum())  # of the global batch
-        shares = [part.tensor_split(micro_batches) for part in strategy.share(inputs, targets)]
-        for place, (x, y) in enumerate(zip(*shares, strict=True)):
-            with strategy.micro_batch(last=place == micro_batches - 1):
-                loss = summed_loss(strategy.model(x), y, valid)
-                strategy.backward(loss)
-            losses[step] += loss.detach()
+        losses[step] = strategy.forward_backward(*strategy.share(inputs, targets), valid, micro_batches)
         held = strategy.bytes_held()
         gradients.append(strategy.gradients())
         strategy.step()

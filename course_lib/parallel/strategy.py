@@ -41,11 +41,12 @@ class Strategy:
 
     A step of the training loop, on every rank alike::
 
-        for place, (inputs, targets) in enumerate(micro_batches):       # of this rank's `share`
-            with strategy.micro_batch(last=place == len(micro_batches) - 1):
-                loss = summed_loss(strategy.model(inputs), targets, valid)
-                strategy.backward(loss)
+        inputs, targets = strategy.share(*global_batch)
+        strategy.forward_backward(inputs, targets, valid, micro_batches)
         strategy.step()
+
+    Most strategies change only what happens around a micro-batch. One whose forward and backward are no two calls (a
+    pipeline), or whose logits are nowhere whole, has a `forward_backward` of its own.
     """
 
     def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer) -> None:
@@ -58,6 +59,31 @@ class Strategy:
         data, takes all; one that splits the sequence, columns."""
         rank, world = rank_and_world()
         return inputs.tensor_split(world)[rank], targets.tensor_split(world)[rank]
+
+    def forward_backward(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        valid: int,
+        micro_batches: int = 1,
+        on_micro_batch: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """This rank's `share` (b, T), forward and backward, in so many micro-batches of equal size or nearly.
+
+        valid: the count of valid tokens in the global batch. on_micro_batch is called before each. Gives this rank's
+        part of the loss, (): summed over ranks it is the global batch's. A rank that repeats another's gives 0.
+        """
+        total = torch.zeros(())
+        pieces = zip(inputs.tensor_split(micro_batches), targets.tensor_split(micro_batches), strict=True)
+        for place, (x, y) in enumerate(pieces):
+            if on_micro_batch is not None:
+                on_micro_batch()
+            with self.micro_batch(last=place == micro_batches - 1):
+                loss = summed_loss(self.model(x), y, valid)
+                self.backward(loss)
+            total += loss.detach()
+            del loss
+        return total
 
     @contextmanager
     def micro_batch(self, last: bool) -> Iterator[None]:

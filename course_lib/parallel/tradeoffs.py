@@ -13,7 +13,7 @@ from course_lib.parallel.alive import Alive, Moment
 from course_lib.parallel.equivalence import MakeStrategy, adamw
 from course_lib.parallel.fsdp import FullyShard
 from course_lib.parallel.launch import run_ranks
-from course_lib.parallel.strategy import MakeOptimizer, Strategy, rank_and_world, summed_loss
+from course_lib.parallel.strategy import MakeOptimizer, Strategy, rank_and_world
 from course_lib.parallel.traffic import Traffic, count_traffic
 
 __all__ = ["ROWS", "Measured", "Row", "lines", "measure", "measure_here"]
@@ -124,13 +124,7 @@ def measure_here(
     held: dict[str, int] = {}
 
     def step(phase: Callable[[str, str], None]) -> None:
-        pieces = zip(x.tensor_split(micro_batches), y.tensor_split(micro_batches), strict=True)
-        for place, (inputs, targets) in enumerate(pieces):
-            phase("", "forward")
-            with strategy.micro_batch(last=place == micro_batches - 1):
-                loss = summed_loss(strategy.model(inputs), targets, tokens[:, 1:].numel())
-                strategy.backward(loss)
-                del loss
+        strategy.forward_backward(x, y, tokens[:, 1:].numel(), micro_batches, lambda: phase("", "forward"))
         phase("", "")  # what looks at the bytes is no part of the step
         held.update(strategy.bytes_held())
         phase("update", "update")
