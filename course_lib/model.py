@@ -48,14 +48,13 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, D = x.shape
         turned = self.heads + self.kv_heads  # queries and keys are turned, values are not
-        qkv = self.qkv(x).view(B, T, turned + self.kv_heads, self.width)  # (B, T, H + 2G, K)
+        qkv = self.qkv(x).unflatten(-1, (turned + self.kv_heads, self.width))  # (B, T, H + 2G, K)
         qk, v = qkv.split([turned, self.kv_heads], dim=2)
         qk = qk * cos + qk.roll(self.width // 2, -1) * sin  # (B, T, H + G, K)
         q, k = qk.split([self.heads, self.kv_heads], dim=2)
         y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))  # (B, H, T, K)
-        return self.out(y.transpose(1, 2).reshape(B, T, D))  # (B, T, D)
+        return self.out(y.transpose(1, 2).flatten(2))  # (B, T, D)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Queries (B, H, T, K), keys and values (B, G, T, K) -> (B, H, T, K)."""
