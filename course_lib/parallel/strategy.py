@@ -79,7 +79,7 @@ class Strategy:
             if on_micro_batch is not None:
                 on_micro_batch()
             with self.micro_batch(last=place == micro_batches - 1):
-                loss = summed_loss(self.model(x), y, valid)
+                loss = self.loss(self.model(x), y, valid)
                 self.backward(loss)
             total += loss.detach()
             del loss
@@ -89,6 +89,10 @@ class Strategy:
     def micro_batch(self, last: bool) -> Iterator[None]:
         """Goes around forward *and* backward of one micro-batch. After the last one, gradients are synchronised."""
         yield
+
+    def loss(self, logits: Tensor, targets: Tensor, valid: int) -> Tensor:
+        """What backward starts from, (): `summed_loss`, where logits are whole."""
+        return summed_loss(logits, targets, valid)
 
     def backward(self, loss: Tensor) -> None:
         """loss: `summed_loss` of this micro-batch on this rank."""
