@@ -23,6 +23,7 @@ __all__ = [
     "STRATEGIES",
     "batch_floor",
     "crossover",
+    "expert_elements",
     "padded_elements",
     "ring_steps",
     "sent_by_kind",
@@ -138,6 +139,16 @@ def sent_elements(
     with an FP32 reduce-scatter.
     """
     return sum(sent_by_kind(strategy, parameters, ranks, micro_batches, deferred, replicas).values())
+
+
+def expert_elements(tokens: float, top_k: int, width: int, ranks: int, layers: int = 1) -> float:
+    """Elements that one rank sends to other ranks in a forward and backward of expert-parallel layers.
+
+    tokens: of this rank. Each of its tokens x top_k assignments is a row of `width`, sent to its expert and sent back,
+    in forward and again in backward: four all-to-alls a layer (Lepikhin et al. 2020, GShard, arXiv 2006.16668). With
+    tokens that go to all ranks alike, (N-1)/N of the rows leave. Neither the number of experts nor their size matters.
+    """
+    return 4 * layers * tokens * top_k * width * (ranks - 1) / ranks
 
 
 def shard_bytes(
