@@ -123,6 +123,30 @@ class PipelineTimeline:
         edges = np.searchsorted(self.table.rank, np.arange(self.ranks + 1))
         return tuple(int(change[a:b].cumsum().max(initial=0)) for a, b in pairwise(edges))
 
+    def in_flight(self, rank: int) -> tuple[list[float], list[int]]:
+        """The times at which a rank begins or ends to hold an activation, from 0 on, and how many it holds then."""
+        a, b = np.searchsorted(self.table.rank, [self._rank(rank), rank + 1]).tolist()
+        change = np.array([1, -1, 0, -1])[self.table.kind[a:b]]
+        times = np.where(change > 0, self.starts[a:b], (self.starts + self.durations)[a:b])[change != 0]
+        held = change[change != 0].cumsum()
+        last = np.append(times[1:] > times[:-1], True)  # of several changes at one time the last counts
+        return [0.0, *times[last].tolist()], [0, *held[last].tolist()]
+
+    @cached_property
+    def decided_by(self) -> np.ndarray:
+        """Of every action, by its place in `slots`, the place of `waits_for`'s answer; -1 where that is None."""
+        ends = self.starts + self.durations
+        before = np.append(-1, np.where(self.table.rank[1:] == self.table.rank[:-1], np.arange(ends.size - 1), -1))
+        latest = np.where(before >= 0, ends[before], 0.0)
+        decided = np.where(latest > 0, before, -1)
+        for number in range(max(map(len, self.waits))):
+            pairs = [waits[number] if len(waits) > number else (-1, 0.0) for waits in self.waits]
+            other, delay = (np.array(column) for column in zip(*pairs, strict=True))
+            when = ends[other] + delay
+            later = (other >= 0) & (when > latest)
+            latest, decided = np.where(later, when, latest), np.where(later, other, decided)
+        return decided
+
     @cached_property
     def timeline(self) -> Timeline:
         """The same as tasks on resources: "F of stage 0, micro-batch 0" on "rank 0"."""

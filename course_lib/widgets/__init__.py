@@ -2,6 +2,7 @@
 
 from course_lib.widgets.accumulator import accumulator_explorer
 from course_lib.widgets.batch_calculator import batch_calculator
+from course_lib.widgets.bubble import bubble_explorer
 from course_lib.widgets.checkpoint_explorer import checkpoint_explorer
 from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
 from course_lib.widgets.crossover import crossover_explorer
@@ -26,6 +27,7 @@ __all__ = [
     "View",
     "accumulator_explorer",
     "batch_calculator",
+    "bubble_explorer",
     "checkpoint_explorer",
     "crossover_explorer",
     "explorer",
