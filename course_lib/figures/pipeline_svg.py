@@ -112,7 +112,7 @@ class _Picture:
             parts.append(_rect(x, 4, 11, 11, fill))
             parts.append(put_text(x + 16, 10, name, anchor="start"))
             x += 34 + 6.7 * len(name)
-        return [*parts, put_text(WIDTH, 10, "holds", anchor="end", fill=MUTED)]
+        return [*parts, put_text(WIDTH, 10, "in flight", anchor="end", fill=MUTED)]
 
     def lanes(self, slow: int | None) -> list[str]:
         """Grey lanes with the ranks' names, and at the right the most that each holds."""
@@ -227,8 +227,8 @@ class _Picture:
         """What each rank holds over time; the first rank and the last one stand out."""
         done, ranks = self.done, self.done.ranks
         most, top = max(done.peak_in_flight), self.bottom - _HELD
-        parts = [put_text(_LEFT, top - 14, "activations held by", anchor="start", fill=MUTED)]
-        x = _LEFT + 130
+        parts = [put_text(_LEFT, top - 14, "activations in flight:", anchor="start", fill=MUTED)]
+        x = _LEFT + 138
         for rank, color in ((0, COLORS["forward"]), (ranks - 1, COLORS["communication"]))[: min(ranks, 2)]:
             parts.append(line(x, top - 14, x + 18, top - 14, color, 3))
             words = f"rank {rank}, at most {done.peak_in_flight[rank]}"
@@ -248,7 +248,7 @@ class _Picture:
             path = "".join(
                 f"H{_LEFT + a * px:.1f}V{self.bottom - n * py:.1f}" for a, n in zip(times[1:], counts[1:], strict=True)
             )
-            words = html.escape(f"rank {rank} holds at most {done.peak_in_flight[rank]}")
+            words = html.escape(f"rank {rank} has at most {done.peak_in_flight[rank]} in flight")
             path = f'd="M{_LEFT} {self.bottom:.1f}{path}" stroke="{color}" stroke-width="{wide}" {dashes}'
             parts.append(f'<path {path} fill="none"><title>{words}</title></path>')
         return parts

@@ -68,10 +68,11 @@ def _formula(values: Mapping[str, Any], done: PipelineTimeline) -> tuple[str, st
     name, label, formula = schedule.name, values["schedule"], FORMULAS[schedule.name]
     costs = [values[word] / chunks for word in ("forward", "backward_input", "backward_weight")]
     given = 1 if schedule.chunks == 2 else chunks
-    told = bubble_formula(name, values["stages"], values["microbatches"], given, *costs, anywhere=True)
+    setting = (name, values["stages"], values["microbatches"], given, *costs)
+    told, ideal = (bubble_formula(*setting, of=one, anywhere=True) for one in ("total", "ideal"))
     why = ""
     try:
-        bubble_formula(name, values["stages"], values["microbatches"], given, *costs)
+        bubble_formula(*setting)
     except ScheduleError as error:
         why = str(error).partition("; simulate()")[0].replace(f"formula of {name} ", f"formula of {label} ") + "."
     if values["send"] > 0 and values["stages"] > 1:
@@ -79,9 +80,9 @@ def _formula(values: Mapping[str, Any], done: PipelineTimeline) -> tuple[str, st
     if _slow(values) is not None and values["stages"] > 1:
         why = f"the formula of {label} is for ranks that are equally fast."
     each = " (F, B, I, W: of one chunk)" if chunks > 1 else ""
-    words = f"Formula: each rank waits {formula.idle.replace('-', '−')}{each}, which makes {told:.1%} of the total."
+    waits = f"Formula: each rank waits {formula.idle.replace('-', '−')}{each}"
+    words = f"{waits}, which {'would make' if why else 'makes'} {told:.1%} of the total and {ideal:.1%} of the ideal."
     if why:
-        words = words.replace("which makes", "which would make")
         return f"{told:.1%}", "formula, outside of its domain", f"{words} {why[0].upper()}{why[1:]}"
     same = abs(told - done.bubble_fraction) < 1e-9
     return f"{told:.1%}", "formula", words + " The simulation agrees." * same
@@ -126,7 +127,7 @@ def _words(values: Mapping[str, Any], done: PipelineTimeline) -> tuple[str, str]
     ranks, batches = done.ranks, done.microbatches
     many = f"{ranks} rank{'s' * (ranks > 1)}, {batches} micro-batch{'es' * (batches > 1)}"
     title = f"{values['schedule']}: {done.bubble_fraction:.1%} of the time is idle"
-    return title, f"{many}, {done.makespan:.4g} ms for the batch. Grey is idle time; in a slot: its micro-batch."
+    return title, f"{many}, {done.makespan:.4g} ms for the batch. Grey is idle time."
 
 
 def _draw(**values: Any) -> View:
@@ -134,23 +135,25 @@ def _draw(**values: Any) -> View:
         done = _run(values)
     except ScheduleError as error:
         told = str(error).replace(_SCHEDULES[values["schedule"]].name, values["schedule"], 1)
-        words = {"title": f"{values['schedule']}: no such schedule", "subtitle": "Try one of the numbers below."}
-        return View(no_timeline_svg(values["stages"], **words), alt=f"No timeline: {told}", message=f"{told}.")
+        title = f"{values['schedule']} has no order for {values['microbatches']} micro-batches"
+        nearest = f"The nearest that has one: {told.rpartition('the nearest that has one: ')[2]}."
+        picture = no_timeline_svg(values["stages"], title=title, subtitle=nearest)
+        return View(picture, alt=f"No timeline: {told}.", message=f"{told}.")
     title, subtitle = _words(values, done)
     chain = _chosen(values, done)
     told, holds, sentence = _formula(values, done)
     chunks, peaks = _chunks(values), done.peak_in_flight
-    of_what = f"activations held at most, each of 1/{chunks} of a rank" if chunks > 1 else "activations held at most"
+    of_what = "activations in flight on a rank" + f", each of 1/{chunks} of its layers" * (chunks > 1)
     row = [
         (f"{done.bubble_fraction:.1%}", "idle / total"),
         (f"{done.idle_over_ideal:.1%}", "idle / ideal"),
         (told, holds),
         (f"{max(peaks)}", of_what),
     ]
-    hint = " Point at a slot, or at a gap: what it waits for."
+    hint = " Point at a slot or a gap: what it waits for."
     return View(
         pipeline_svg(done, title=title, subtitle=subtitle + hint, slow=_slow(values), framed=chain),
-        alt=f"{title}. {subtitle} Activations held at most, by rank: {', '.join(map(str, peaks))}.",
+        alt=f"{title}. {subtitle} Activations in flight at most, by rank: {', '.join(map(str, peaks))}.",
         numbers=row,
         message=_of_it(values, done, chain) + sentence,
         data={"done": done, "chain": chain},
@@ -206,7 +209,7 @@ def bubble_explorer() -> Explorer:
     return explorer(
         _draw,
         [
-            IntControl(name="stages", label="ranks, p", min=1, max=16, default=4),
+            IntControl(name="stages", label="ranks (stages), p", min=1, max=16, default=4),
             IntControl(name="microbatches", label="micro-batches, m", min=1, max=64, default=8),
             ChoiceControl(name="schedule", label="schedule", options=list(_SCHEDULES), default="GPipe"),
             IntControl(
@@ -233,7 +236,7 @@ def bubble_explorer() -> Explorer:
                 more=True,
                 enabled=lambda values: values["stages"] > 1,
             ),
-            _time("slow_by", "one slow rank takes", 1, 4, 1, 0.25, "times as long"),
+            _time("slow_by", "one slow rank takes", 1, 4, 1, 0.25, "times"),
             IntControl(
                 name="slow_rank",
                 label="which rank is slow",
