@@ -26,6 +26,7 @@ TORCH_FREE += (
     "parallel._schedule_orders",
     "parallel._schedule_timeline",
     "parallel.timeline",
+    "parallel.updates",
 )
 TORCH_LATE = ("machine", "checks.core", "checks.packing", "checks.forbidden")
 ONLY_IN = {"matplotlib": "figures", "ipywidgets": "widgets", "IPython": "widgets"}

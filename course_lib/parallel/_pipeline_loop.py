@@ -38,7 +38,8 @@ class Mail:
         if self.home[to] == self.rank:
             self.here[source, to, k] = tensor
         else:
-            work = dist.isend(tensor.contiguous(), self.home[to], tag=self.tag(source, to, k))
+            tensor = tensor.contiguous()
+            work = dist.isend(tensor, self.home[to], tag=self.tag(source, to, k))
             self.sent[source, to, k] = work, tensor
 
     def receive(self, empty: Callable[[], Tensor], source: int, to: int, k: int) -> Tensor:

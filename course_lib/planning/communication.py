@@ -6,22 +6,25 @@
     step_time(layers=32, forward=f, backward=b, gather=g, scatter=s, prefetch=True)   # seconds, all layers alike
     crossover(flops, sent_bytes, device_flops, bandwidth)                             # devices
     batch_floor(10e6, 10e3)                                                           # 1000 devices at most
+    boundary_bytes([2, 2, 2, 2], micro_batches=8, tokens=2048, width=1024, skips=[(0, 7)])   # between pipeline stages
 
 Traffic is in elements and counts what *one* rank sends around a ring, as `traffic.Traffic.sent` does. Times come from a
 model in which a device computes at one rate and sends at one rate; `parallel.overlap` is the same as events.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from course_lib.errors import ConfigError
 from course_lib.planning.formulas import RECIPES, bytes_per_parameter
 
 __all__ = [
     "STRATEGIES",
+    "Boundary",
     "batch_floor",
+    "boundary_bytes",
     "crossover",
     "expert_elements",
     "padded_elements",
@@ -216,6 +219,44 @@ def batch_floor(global_batch_tokens: float, sequence: float) -> int:
     """
     _positive("sequence", sequence)
     return int(global_batch_tokens // sequence)
+
+
+class Boundary(NamedTuple):
+    """Bytes of one step over the boundary between two pipeline stages."""
+
+    forward: int
+    """Activations, from the earlier stage to the later one."""
+    backward: int
+    """Their gradients, the other way."""
+
+
+def boundary_bytes(
+    stages: int | Sequence[int],
+    micro_batches: int,
+    tokens: int,
+    width: int,
+    bytes_per_value: int = 4,
+    skips: Iterable[tuple[int, int]] = (),
+) -> list[Boundary]:
+    """Bytes over each boundary of a pipeline in one step, first boundary to last.
+
+    stages: how many blocks each stage has; a number n stands for n stages of one block. tokens: of one micro-batch.
+    skips: (from, to), each a connection that brings the output of block `from` to the input of block `to` as well.
+    It has to pass every stage between the two, so each boundary that it crosses sends it once more. Two that begin at
+    one block send the same, once. A skip to the next block is the usual way and adds nothing.
+    """
+    shares = [1] * stages if isinstance(stages, int) else [*stages]
+    for name, value in (("micro_batches", micro_batches), ("tokens", tokens), ("width", width)):
+        _positive(name, value)
+    if not shares or min(shares) < 0:
+        raise ConfigError(f"stages={stages} must be one number of blocks for each stage, at least 0")
+    for source, to in (skips := [*skips]):
+        if not 0 <= source < to < sum(shares):
+            raise ConfigError(f"skip ({source}, {to}) must go from a block to a later one of 0 to {sum(shares) - 1}")
+    ends = [sum(shares[: place + 1]) for place in range(len(shares) - 1)]
+    crossing = [{source for source, to in skips if source < end - 1 and to >= end} for end in ends]
+    each = micro_batches * tokens * width * bytes_per_value
+    return [Boundary(each * (1 + len(extra)), each * (1 + len(extra))) for extra in crossing]
 
 
 def _positive(name: str, value: float) -> None:
