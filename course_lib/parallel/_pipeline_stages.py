@@ -1,6 +1,6 @@
 """A GPT cut into stages that follow one another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -65,12 +65,15 @@ def even_shares(blocks: int, stages: int) -> list[int]:
     return [*[0] * (stages - blocks == 2), *shares, *[0] * (stages > blocks)]
 
 
-def split_model(model: GPT, stages: int, shares: Sequence[int] | None = None) -> list[nn.Module]:
+def split_model(
+    model: GPT, stages: int, shares: Sequence[int] | None = None, kind: Callable[..., Stage] = Stage
+) -> list[nn.Module]:
     """The model as `stages` modules: what the first gives is the second's input, and so on; the last gives logits.
 
-    shares: blocks of each stage, in order; even unless given. Nothing is copied: the stages share their parameters with
-    the model. With tied embeddings the first stage and the last hold the same matrix: in one process one tensor, on two
-    ranks one on each, whose gradients have to be added (`Pipeline` does). `ConfigError` where shares do not add up.
+    shares: blocks of each stage, in order; even unless given. kind: makes a stage of a model's blocks. Nothing is
+    copied: the stages share their parameters with the model. With tied embeddings the first stage and the last hold the
+    same matrix: in one process one tensor, on two ranks one on each, whose gradients have to be added (`Pipeline`
+    does). `ConfigError` where shares do not add up.
     """
     count = len(model.blocks)
     shares = even_shares(count, stages) if shares is None else [*shares]
@@ -80,7 +83,7 @@ def split_model(model: GPT, stages: int, shares: Sequence[int] | None = None) ->
             f"model's {count} blocks; try {even_shares(count, stages)}"
         )
     ends = [sum(shares[: place + 1]) for place in range(stages)]
-    parts = [Stage(model, end - share, end) for share, end in zip(shares, ends, strict=True)]
+    parts = [kind(model, end - share, end) for share, end in zip(shares, ends, strict=True)]
     for stage in parts[1:]:
         stage.embedding = None  # a stage without blocks before it makes a second one begin with block 0
     for stage in parts[:-1]:
