@@ -18,6 +18,7 @@ MAX_LINES = 350
 TORCH_FREE = ("cli", "chapters", "config", "settings", "shapes", "errors", "events", "figures", "grading", "planning")
 TORCH_FREE += (
     "precision",
+    "parallel.mesh",
     "parallel.overlap",
     "parallel.ring",
     "parallel.schedule",
