@@ -5,18 +5,23 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
 from course_lib.config import ModelConfig, preset
 from course_lib.model import GPT
+from course_lib.moe import MoEConfig, moe_gpt
 from course_lib.parallel import ddp, zero
 from course_lib.parallel.alive import Alive, Moment
+from course_lib.parallel.context import ContextParallel
 from course_lib.parallel.equivalence import MakeStrategy, adamw
+from course_lib.parallel.expert import ExpertParallel
 from course_lib.parallel.fsdp import FullyShard
 from course_lib.parallel.launch import run_ranks
 from course_lib.parallel.strategy import MakeOptimizer, Strategy, rank_and_world
+from course_lib.parallel.tensor import TensorParallel
 from course_lib.parallel.traffic import Traffic, count_traffic
 
-__all__ = ["ROWS", "Measured", "Row", "lines", "measure", "measure_here"]
+__all__ = ["ROWS", "Measured", "Row", "lines", "measure", "measure_here", "measure_rows"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,17 @@ class Row:
     """The bottleneck that it takes away."""
     brings: str
     """The one that comes in its place."""
+    splits: str = ""
+    """What is cut into parts, one for each rank."""
+    model: Callable[[ModelConfig], nn.Module] = GPT
+    """What is trained, where it is not the GPT of all other rows."""
+    micro_batches: int = 1
+    """For a strategy that is nothing without several."""
+
+
+def sparse(shape: ModelConfig) -> GPT:
+    """The shape with 8 experts in each block, of which a token visits 2: as many FLOPs a token as without."""
+    return moe_gpt(shape, MoEConfig(n_experts=8, top_k=2, d_expert=2 * shape.d_model))
 
 
 ROWS: tuple[Row, ...] = (
@@ -41,6 +57,35 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("FSDP", FullyShard, "whole weights, all but one or two blocks", "a gather before each block, twice"),
     Row("HSDP, 2 replicas", partial(FullyShard, replicas=2), "gathers over all ranks", "every byte of state twice"),
+    Row(
+        "tensor",
+        partial(TensorParallel, loss_parallel=True),
+        "whole matrices, and the time of their products",
+        "two sums a block each way that all wait for",
+        splits="heads, width of the feed-forward, vocabulary",
+    ),
+    Row(
+        "tensor, sequence",
+        partial(TensorParallel, sequence="keep", loss_parallel=True),
+        "tensor's copies of what lies between the matrices",
+        "twice as many collectives, norms' gradients to sum",
+        splits="the same, and positions between the matrices",
+    ),
+    Row(
+        "context",
+        ContextParallel,
+        "activations of a long sequence, the batch-size floor",
+        "keys and values that travel, and every byte of state",
+        splits="positions",
+    ),
+    Row(
+        "expert",
+        ExpertParallel,
+        "copies of the experts, and sums of their gradients",
+        "all-to-alls that wait for the busiest expert",
+        splits="experts",
+        model=sparse,
+    ),
 )
 """In the order in which the chapters come to them. Chapters 9 to 11 add theirs."""
 
@@ -67,15 +112,25 @@ class Measured:
 
     @property
     def sent_by(self) -> dict[str, float]:
-        """`sent` by collective; what backward gathers is "again in backward"."""
+        """`sent` by collective; what backward gathers is "again in backward", sends to one rank are "one to one"."""
         ring = (self.ranks - 1) / self.ranks or 1.0
         kinds = {
             "all-reduce": self.traffic.sent(kind="all_reduce"),
             "reduce-scatter": self.traffic.sent(kind="reduce_scatter"),
             "all-gather": self.traffic.sent(kind="all_gather", backward=False),
             "again in backward": self.traffic.sent(kind="all_gather", backward=True),
+            "all-to-all": self.traffic.sent(kind="all_to_all"),
+            "one to one": self.traffic.sent(kind="send"),
         }
         return {kind: sent / self.parameters / ring for kind, sent in kinds.items()}
+
+    @property
+    def sent_bytes(self) -> dict[str, float]:
+        """Bytes that this rank sends in the step, by kind of collective, as `traffic` counts them (rings; sends as they
+        are). Not in parameters: activations and tokens do not grow with the model alone."""
+        kinds = dict.fromkeys(call.kind for call in self.traffic.calls)
+        sent = {kind.replace("_", "-"): self.traffic.sent("bytes", kind=kind) for kind in kinds}
+        return {kind: size for kind, size in sent.items() if size}
 
     @property
     def held_a_parameter(self) -> dict[str, float]:
@@ -104,6 +159,27 @@ def measure(
     return run_ranks(job, ranks, timeout=timeout)[0]
 
 
+def measure_rows(
+    rows: Sequence[Row],
+    ranks: int,
+    *,
+    shape: ModelConfig | None = None,
+    sequences: int = 4,
+    length: int = 16,
+    watch: bool = True,
+    timeout: float = 120.0,
+) -> list[Measured]:
+    """`measure` of several rows, one after the other, on the same ranks: each with its own model and micro-batches."""
+    return run_ranks(_rows_here, ranks, rows, shape or small(), sequences, length, watch, timeout=timeout)[0]
+
+
+def _rows_here(rows: Sequence[Row], shape: ModelConfig, sequences: int, length: int, watch: bool) -> list[Measured]:
+    return [
+        measure_here(row.make, row.micro_batches, shape, sequences, length, watch=watch, make_model=row.model)
+        for row in rows
+    ]
+
+
 def measure_here(
     make_strategy: MakeStrategy,
     micro_batches: int,
@@ -112,11 +188,12 @@ def measure_here(
     length: int,
     make_optimizer: MakeOptimizer = adamw,
     watch: bool = True,
+    make_model: Callable[[ModelConfig], nn.Module] = GPT,
 ) -> Measured:
     """What every rank of `measure` runs. Under `fake_ranks`, one process alone (then without `watch`, to be quick)."""
     rank, world = rank_and_world()
-    model = GPT(shape)
-    parameters = model.num_params()
+    model = make_model(shape)
+    parameters = sum(p.numel() for p in model.parameters())
     strategy = make_strategy(model, make_optimizer)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, shape.vocab_size, (sequences, length + 1), generator=generator)

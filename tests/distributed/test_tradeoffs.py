@@ -17,16 +17,22 @@ WANTED = {  # bytes a parameter on 4 ranks: weights, gradients, optimizer; and e
     "ZeRO-2": (4, 1, 2, 2),
     "FSDP, no reshard": (1, 1, 2, 2),
     "FSDP": (1, 1, 2, 3),
+    # 4 x 16 tokens of width 128: each of 34 all-reduces is 2 x 8,192 elements; the loss's three numbers a token
+    "tensor": (1.004, 1.004, 2.008, (34 * 2 * 8192 + 2 * 3 * 64) / 1_738_880),
+    "tensor, sequence": (1.004, 1.004, 2.008, (34 * 2 * 8192 + 2 * 3 * 64 + 2 * 17 * 128) / 1_738_880),
+    "context": (4, 4, 8, 2 + 8 * 3 * 2 * 8192 / 1_738_880),
+    # 4.19 million parameters in experts, 0.67 million in all else; the router decides how many rows leave
+    "expert": (1.411, 1.411, 2.822, (2 * 665_728 + 8 * 4 * 16 * 2 * 128 + 8 * 8) / 4_860_032),
     "HSDP, 2 replicas": (2, 2, 4, 8 / 3),  # gather, gather, scatter of P over 2, then all-reduce of P/2 over 2
 }
 
 
 @pytest.mark.parametrize("row", tradeoffs.ROWS, ids=lambda row: row.strategy)
 def test_a_row(row: tradeoffs.Row) -> None:
-    found = tradeoffs.measure(row.make, 1 if row.strategy == "one device" else 4)
+    [found] = tradeoffs.measure_rows([row], 1 if row.strategy == "one device" else 4)
     *state, sent = WANTED[row.strategy]
     assert [held / found.parameters for held in found.held.values()] == pytest.approx(state, rel=1e-3)
-    assert found.sent == pytest.approx(sent, rel=1e-3)
+    assert found.sent == pytest.approx(sent, rel=0.03 if row.strategy == "expert" else 1e-3)
     assert found.peak > sum(found.held.values())
     assert len("\n".join(tradeoffs.lines([(row, found)])).splitlines()) == 4
 
