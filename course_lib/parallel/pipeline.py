@@ -4,7 +4,7 @@
     Pipeline(..., schedule="interleaved", chunks=2)            # every schedule of `schedule.py`
     Pipeline(..., schedule=mine)                               # or lists of actions of your own, one for each rank
     Pipeline(..., by_torch=True)                               # the same by torch.distributed.pipelining
-    Pipeline(..., clock=Clock(watch=True)).clock.records       # when each action waited, ran, and what was held
+    Pipeline(..., record=True).recorded                        # when each action waited and ran: see `recording`
 
 `run_actions` is the whole idea: a rank goes through its list of actions, whatever the schedule; it receives what an
 action needs, computes, and sends what comes out. Receives block, sends do not.
@@ -37,7 +37,8 @@ class Pipeline(Strategy):
     micro_batches: of a step; what `forward_backward` is asked for unless given.
     shares: blocks of each stage; even unless given. split: cuts a model that is no GPT into stages.
     by_torch: PyTorch's schedule of that name does the work, also "interleaved_zb", which we do not have.
-    clock: is told when each action waits, starts and ends.
+    record: `recorded` has when each action of the last step waited, started and ended. watch: and what was held after
+    it, which takes time of its own.
     Tied embeddings are on the first stage and on the last; where these are two ranks, they add their gradients.
     """
 
@@ -52,11 +53,15 @@ class Pipeline(Strategy):
         shares: Sequence[int] | None = None,
         split: Callable[..., list[nn.Module]] = split_model,
         by_torch: bool = False,
-        clock: Clock | None = None,
+        record: bool = False,
+        watch: bool = False,
     ) -> None:
         self.rank, self.world = rank_and_world()
         self.schedule, self.chunks, self.micro_batches = schedule, chunks, micro_batches
-        self.by_torch, self.clock, self.valid = by_torch, clock, 1
+        self.by_torch, self.valid = by_torch, 1
+        self.clock = Clock(watch) if record or watch else None
+        if by_torch and self.clock is not None:
+            raise ScheduleError("record and watch look into our own loop: leave out by_torch=True")
         self.home = _homes(schedule, self.world, chunks, by_torch)
         parts = split(model, len(self.home)) if shares is None else split(model, len(self.home), shares)
         self.shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -90,6 +95,11 @@ class Pipeline(Strategy):
             self._add(*self.tied)
         return loss
 
+    @property
+    def recorded(self) -> list[Recorded]:
+        """What this rank did in the last step, in order; empty unless `record` or `watch`."""
+        return [*self.clock.records] if self.clock is not None else []
+
     def _by_hand(self, micro_batches: int) -> Callable[[Tensor, Tensor], Tensor]:
         if isinstance(self.schedule, str):
             plan = simulate(self.schedule, self.world, micro_batches, self.chunks)
@@ -99,6 +109,7 @@ class Pipeline(Strategy):
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             x, y = inputs.tensor_split(micro_batches), targets.tensor_split(micro_batches)
             if self.clock is not None:
+                self.clock.records.clear()
                 dist.barrier()  # so that the time before a rank's first action is the schedule's
             return run_actions(plan, self.stages, x, y, partial(summed_loss, valid=self.valid), self.clock)
 
