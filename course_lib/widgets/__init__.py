@@ -9,6 +9,7 @@ from course_lib.widgets.crossover import crossover_explorer
 from course_lib.widgets.explorer import Goal, Preset, View, explorer
 from course_lib.widgets.hints import hint
 from course_lib.widgets.live import watch
+from course_lib.widgets.mesh import mesh_explorer
 from course_lib.widgets.next_token import next_token_explorer
 from course_lib.widgets.predict import predict
 from course_lib.widgets.recompute import recompute_explorer
@@ -32,6 +33,7 @@ __all__ = [
     "crossover_explorer",
     "explorer",
     "hint",
+    "mesh_explorer",
     "next_token_explorer",
     "predict",
     "recompute_explorer",
