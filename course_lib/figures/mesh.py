@@ -108,7 +108,7 @@ def group_lines(grid: RankGrid, rank: int, node: int) -> list[tuple[str, str, st
 def rank_grid(grid: RankGrid, rank: int = 0, *, title: str, subtitle: str | None = None, node: int = 8) -> Figure:
     """The grid, one rank's partners in the colours of `GROUP_COLORS`, and what travels between them. Up to 2,048 ranks.
 
-    node: how many ranks share a machine; dark lines are its walls.
+    node: how many ranks share a machine; lines part machines.
     """
     places = _Places(grid, 24.0, 752)
     lines = group_lines(grid, rank, node)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from course_lib.errors import ConfigError
 from course_lib.figures.mesh import group_lines, rank_grid, rank_grid_svg
-from course_lib.figures.svg import head
 from course_lib.parallel.mesh import AXES, RankGrid
 from course_lib.widgets.controls import IntControl
 from course_lib.widgets.explorer import Explorer, Goal, Preset, View, explorer
@@ -20,40 +19,47 @@ __all__ = ["mesh_explorer"]
 _SIZES = ("dp", "tp", "pp", "cp", "ep")
 
 
-def _asked(values: Mapping[str, Any]) -> tuple[RankGrid, int, int]:
-    """The grid, the rank (at most the last one), ranks in a node; `ConfigError` where ep does not fit."""
-    grid = RankGrid(**{word: values[word] for word in _SIZES})
-    return grid, min(values["rank"], grid.world - 1), values["node"]
+def _asked(values: Mapping[str, Any]) -> tuple[RankGrid, int, int, str]:
+    """The grid, the rank (at most the last one), ranks in a node; where ep does not fit, ep=1 and a line on it."""
+    sizes, told = {word: values[word] for word in _SIZES}, ""
+    try:
+        grid = RankGrid(**sizes)
+    except ConfigError as error:
+        told = str(error).removeprefix("RankGrid: ").replace("ep=", "EP ").replace("dp x cp", "DP x CP")
+        grid = RankGrid(**{**sizes, "ep": 1})
+    return grid, min(values["rank"], grid.world - 1), values["node"], told
 
 
-def _words(grid: RankGrid, rank: int, node: int) -> tuple[str, str]:
+def _words(values: Mapping[str, Any]) -> tuple[str, str]:
     """Title and subtitle."""
+    grid, rank, node, told = _asked(values)
     product = " x ".join(f"{word.upper()} {size}" for word, size in zip(grid.axes, grid.shape, strict=True) if size > 1)
-    title = f"{product or 'One rank'} = {grid.world:,} ranks" if product else "One rank"
+    title = f"{product} = {grid.world:,} ranks" if product else "One rank"
     title += f"; EP {grid.ep} divides {'DP x CP' if grid.cp > 1 else 'DP'} and adds none" * (grid.ep > 1)
+    title += f"; EP {values['ep']} does not fit" * bool(told)
     where = ", ".join(f"{axis} {place}" for axis, place in grid.coordinates(rank).items() if axis != "edp")
-    walls = ", with dark lines between them" * (grid.dp * grid.cp * grid.tp > node)
-    return title, f"Rank {rank:,} (dark) is at {where}. Nodes of {node}{walls}."
+    lines = ", parted by lines" * (grid.dp * grid.cp * grid.tp > node)
+    return title, f"Rank {rank:,} is at {where}; it is in every group below. Nodes of {node}{lines}."
 
 
 def _draw(**values: Any) -> View:
-    try:
-        grid, rank, node = _asked(values)
-    except ConfigError as error:
-        told = str(error).removeprefix("RankGrid: ")
-        title = f"EP {values['ep']} does not fit"
-        nearest = f"The nearest that does: {told.rpartition('the nearest that does: ')[2]}."
-        return View(head(title, nearest), alt=f"{title}. {told}.", message=f"{told[0].upper()}{told[1:]}.")
-    title, subtitle = _words(grid, rank, node)
-    lines = group_lines(grid, rank, node)
-    said = " ".join(f"{axis.upper()}: ranks {group}, {where}; {sends}." for axis, group, where, sends in lines)
-    row = [(f"{grid.world:,}", "ranks = PP x DP x CP x TP")]
-    row += [(str(grid.pp * grid.tp), "parts of the weights, PP x TP (before FSDP)")]
-    row += [(f"{grid.pp * grid.tp * grid.ep}", "parts of the experts, PP x TP x EP")] * (grid.ep > 1)
+    grid, rank, node, told = _asked(values)
+    title, subtitle = _words(values)
+    said = " ".join(
+        f"{axis.upper()}: ranks {group}, {where}; {sends}."
+        for axis, group, where, sends in group_lines(grid, rank, node)
+    )
+    row = [
+        (f"{grid.world:,}", "ranks = PP x DP x CP x TP"),
+        (str(grid.pp * grid.tp), "parts of the weights, PP x TP (before FSDP)"),
+    ]
+    if grid.ep > 1:
+        row.append((f"{grid.pp * grid.tp * grid.ep}", "parts of the experts, PP x TP x EP"))
     return View(
         rank_grid_svg(grid, rank, title=title, subtitle=subtitle, node=node),
         alt=f"{title}. {subtitle} {said}",
         numbers=row,
+        message=f"{told}. Drawn without expert parallelism." if told else "",
         data={"grid": grid, "rank": rank, "nodes": {axis: _nodes(grid, axis, rank, node) for axis in AXES}},
     )
 
@@ -63,8 +69,8 @@ def _nodes(grid: RankGrid, axis: str, rank: int, node: int) -> int:
 
 
 def _still(**values: Any) -> Figure:
-    grid, rank, node = _asked(values)
-    title, subtitle = _words(grid, rank, node)
+    grid, rank, node, _ = _asked(values)
+    title, subtitle = _words(values)
     return rank_grid(grid, rank, title=title, subtitle=subtitle, node=node)
 
 
@@ -119,7 +125,7 @@ def mesh_explorer() -> Explorer:
         still=_still,
         title="Who are a rank's partners, and what do they send each other?",
         caption=(
-            "A block is a stage, a row a share of the batch (and of the sequence), a column a part of every matrix: ranks "
+            "A block is a stage, a row a share of the batch (and sequence), a column a part of every matrix. Ranks "
             "are counted with TP innermost, then CP, DP, PP. Filled: partners on one axis. Frames: together they hold "
             "all experts; EP has no ranks of its own, it divides DP x CP."
         ),
