@@ -164,6 +164,6 @@ def split_cross_entropy(logits: Tensor, targets: Tensor, first: int, group: dist
     logits = logits - largest[:, None]
     at = targets - first
     mine = (at >= 0) & (at < logits.shape[-1])
-    of_target = logits.gather(-1, at.where(mine, 0)[:, None])[:, 0] * mine
+    of_target = logits[torch.arange(len(at)), at.where(mine, 0)] * mine  # (`gather` would keep all logits)
     total, of_target = reduce_out(torch.stack([logits.exp().sum(-1), of_target]), group)
     return (total.log() - of_target)[targets != IGNORE].sum()

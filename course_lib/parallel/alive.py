@@ -11,10 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from course_lib.memory import Peak
 from course_lib.parallel.strategy import Strategy
 from course_lib.parallel.zero import units
 
-__all__ = ["Alive", "Moment"]
+__all__ = ["Alive", "Moment", "kept_for_backward"]
 
 
 @dataclass(frozen=True)
@@ -94,3 +95,17 @@ class Alive(TorchDispatchMode):
 
 def _storage(tensor: Tensor) -> Any:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).untyped_storage()
+
+
+def kept_for_backward(strategy: Strategy, inputs: Tensor, targets: Tensor) -> int:
+    """Bytes that are alive on this rank between forward and backward and were not before: what autograd has saved.
+
+    inputs, targets: this rank's share. Not for models of DTensors.
+    """
+    model = strategy.model
+    with Peak([*model.parameters(), *model.buffers(), inputs, targets]) as memory:
+        before = memory.live
+        loss = strategy.loss(model(inputs), targets, targets.numel())
+        kept = memory.live - before
+        del loss
+    return kept
