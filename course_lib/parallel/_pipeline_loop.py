@@ -94,6 +94,7 @@ def run_actions(
                 if s == last:
                     y = loss_fn(y, targets[k])
                     loss += y.detach()
+            clock.ends(action)
             if s < last:
                 mail.send(y.detach(), s, s + 1, k)
             held[s, k] = x, y, postponed
@@ -101,17 +102,18 @@ def run_actions(
         elif kind == "W":
             clock.begins()
             later.pop((s, k)).run()
+            clock.ends(action)
         else:
             x, y, postponed = held.pop((s, k))
             dy = None if s == last else mail.receive(partial(torch.empty_like, y), s + 1, s, k)
             clock.begins()
             y.backward(dy)
+            clock.ends(action)
             if s > 0:
                 mail.send(gradient_of(x), s, s - 1, k)
             if postponed is not None:
                 later[s, k] = postponed
             del x, y, dy, postponed
-        clock.ends(action)
     mail.finish()
     return loss
 

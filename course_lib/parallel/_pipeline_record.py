@@ -59,7 +59,7 @@ class Clock:
         self._start = time.perf_counter()
 
     def ends(self, action: Action) -> None:
-        """The action is over and what it made is on its way."""
+        """The action is over; what it made is not sent yet."""
         end = time.perf_counter()
         held = self.held() if self.watch else (None, None)
         self.records.append(Recorded(action, self._asked, self._start, end, *held))
