@@ -99,6 +99,11 @@ class _Picture:
         chunks = max(chunk_of.values()) + 1
         self.chunk = np.array([chunk_of[stage] for stage in range(done.stages)])[table.stage]
         self.colors = [[chunk_color(kind, chunk, chunks) for chunk in range(chunks)] for kind in _KINDS]
+        self.ranks, self.decided = table.rank.tolist(), done.decided_by.tolist()
+        self.starts, self.ends = self.start.tolist(), self.end.tolist()
+        different, of = np.unique(np.append(self.start, self.end), return_inverse=True)
+        texts = [_number(time) for time in different.tolist()]  # far fewer than slots
+        self.from_, self.to = np.array(texts, dtype=object)[of].reshape(2, -1).tolist()
         self.names = [
             f"{KINDS[_KINDS[kind]][0]} of stage {stage}, micro-batch {k}"
             for kind, stage, k in zip(table.kind.tolist(), table.stage.tolist(), self.microbatch.tolist(), strict=True)
@@ -130,10 +135,10 @@ class _Picture:
         """Nothing to see over the grey lanes, but a tooltip each."""
         waits = np.flatnonzero(self.start - self.before > 1e-9 * self.span)
         at = zip(waits.tolist(), self.before[waits].tolist(), self.start[waits].tolist(), strict=True)
-        found = [(int(self.done.table.rank[place]), a, b, self._until(place)) for place, a, b in at]
+        found = [(self.ranks[place], a, b, self._until(place)) for place, a, b in at]
         last = np.append(np.flatnonzero(np.diff(self.done.table.rank)), self.start.size - 1)
         found += [
-            (rank, float(self.end[place]), self.span, "it has done its part of the batch")
+            (rank, self.ends[place], self.span, "it has done its part of the batch")
             for rank, place in enumerate(last.tolist())
             if self.span - self.end[place] > 1e-9 * self.span
         ]
@@ -151,24 +156,22 @@ class _Picture:
 
     def _until(self, place: int) -> str:
         """What an action that did not start at once waits for."""
-        decided = int(self.done.decided_by[place])
+        decided = self.decided[place]
         if decided < 0:
             return "it waits for nothing"
-        late = _number(float(self.end[decided]))
-        told = f"it waits for {self.names[decided]}, which ends at {late} on rank {self.done.table.rank[decided]}"
-        gone = float(self.start[place] - self.end[decided])
+        told = f"it waits for {self.names[decided]}, which ends at {self.to[decided]} on rank {self.ranks[decided]}"
+        gone = self.starts[place] - self.ends[decided]
         return told + (f" and is on its way for {_number(gone)}" if gone > 1e-9 * self.span else "")
 
     def told(self, place: int) -> str:
         """What a slot is, and what it waits for."""
-        when = f"{_number(float(self.start[place]))} to {_number(float(self.end[place]))} {self.unit}"
-        told = f"{self.names[place]}, on rank {self.done.table.rank[place]}, {when}"
-        decided = int(self.done.decided_by[place])
+        rank, decided = self.ranks[place], self.decided[place]
+        told = f"{self.names[place]}, on rank {rank}, {self.from_[place]} to {self.to[place]} {self.unit}: "
         if decided < 0:
-            return f"{told}: starts at once"
-        if self.done.table.rank[decided] == self.done.table.rank[place]:
-            return f"{told}: starts when its rank is free, after {self.names[decided]}"
-        return f"{told}: {self._until(place)}"
+            return told + "starts at once"
+        if self.ranks[decided] == rank:
+            return f"{told}starts when its rank is free, after {self.names[decided]}"
+        return told + self._until(place)
 
     def slots(self, faint: bool) -> list[str]:
         """A bar for each slot, its micro-batch in it where there is room, and its tooltip."""
@@ -183,19 +186,21 @@ class _Picture:
             )
         parts.append("</g>")
         parts.append(f'<g text-anchor="middle" pointer-events="none" opacity="{0.5 if faint else 1}">')
-        parts += self._words(range(self.start.size))
+        parts += self._words(np.arange(self.start.size))
         return [*parts, "</g>"]
 
-    def _words(self, places: Sequence[int]) -> list[str]:
+    def _words(self, places: Sequence[int] | np.ndarray) -> list[str]:
         """The micro-batch in every slot that has the room."""
-        parts = []
-        for place in places:
-            text = str(self.microbatch[place])
-            if self.wide[place] > _NARROW + _DIGIT * len(text):
-                x, y = self.left[place] + self.wide[place] / 2, self.top[place] + self.high / 2 + 4.2
-                fill = text_on(self.colors[self.done.table.kind[place]][self.chunk[place]])
-                parts.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" fill="{fill}">{text}</text>')
-        return parts
+        at = np.asarray(places, dtype=int)
+        digits = np.where(self.microbatch[at] > 9, 2, 1)
+        at = at[self.wide[at] > _NARROW + _DIGIT * digits]
+        ink = [[text_on(color) for color in row] for row in self.colors]
+        columns = (self.left + self.wide / 2, self.top + self.high / 2 + 4.2, self.microbatch)
+        x, y, k, kind, chunk = (column[at].tolist() for column in (*columns, self.done.table.kind, self.chunk))
+        return [
+            f'<text x="{a:.1f}" y="{b:.1f}" font-size="12" fill="{ink[i][j]}">{n}</text>'
+            for a, b, n, i, j in zip(x, y, k, kind, chunk, strict=True)
+        ]
 
     def chain(self, framed: Sequence[int]) -> list[str]:
         """Slots that wait for each other, first to last, and a line that goes from one to the next."""

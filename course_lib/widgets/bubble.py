@@ -180,17 +180,17 @@ def _fewest(values: Mapping[str, Any], view: View) -> bool:
 
 
 def _a_quarter(values: Mapping[str, Any], view: View) -> bool:
-    """GPipe's bubble at the same setting, and a quarter of what it holds, in whole ranks' layers."""
+    """GPipe's bubble at the same setting, and a quarter of the m micro-batches that a rank of it holds."""
     done = view.data["done"]
-    gpipe = _run(values, schedule="GPipe")
-    same = abs(done.bubble_fraction - gpipe.bubble_fraction) < 1e-9
-    few = 4 * max(done.peak_in_flight) <= max(gpipe.peak_in_flight) * _chunks(values)
-    return bool(same and few and done.bubble_fraction > 1e-9)
+    if 4 * max(done.peak_in_flight) > values["microbatches"] * _chunks(values) or done.bubble_fraction < 1e-9:
+        return False
+    return abs(done.bubble_fraction - _run(values, schedule="GPipe").bubble_fraction) < 1e-9
 
 
 def _in_vain(values: Mapping[str, Any], view: View) -> bool:
-    slower = view.data["done"].makespan > _run(values, schedule="1F1B").makespan + 1e-9
-    return bool(values["schedule"] == "interleaved" and slower)
+    if values["schedule"] != "interleaved":
+        return False
+    return bool(view.data["done"].makespan > _run(values, schedule="1F1B").makespan + 1e-9)
 
 
 def _time(
