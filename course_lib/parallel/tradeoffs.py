@@ -17,11 +17,12 @@ from course_lib.parallel.equivalence import MakeStrategy, adamw
 from course_lib.parallel.expert import ExpertParallel
 from course_lib.parallel.fsdp import FullyShard
 from course_lib.parallel.launch import run_ranks
+from course_lib.parallel.pipeline import Pipeline
 from course_lib.parallel.strategy import MakeOptimizer, Strategy, rank_and_world
 from course_lib.parallel.tensor import TensorParallel
 from course_lib.parallel.traffic import Traffic, count_traffic
 
-__all__ = ["ROWS", "Measured", "Row", "lines", "measure", "measure_here", "measure_rows"]
+__all__ = ["ROWS", "Measured", "Row", "closing", "lines", "measure", "measure_here", "measure_rows"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,56 @@ def sparse(shape: ModelConfig) -> GPT:
 
 
 ROWS: tuple[Row, ...] = (
-    Row("one device", Strategy, "nothing", "all of the time, all of the bytes"),
-    Row("data parallel", ddp.DataParallel, "time: each rank reads its own part", "every byte of state on every rank"),
-    Row("ZeRO-1", zero.Zero1, "copies of the optimizer state", "an update that waits for the others' weights"),
-    Row("ZeRO-2", zero.Zero2, "copies of the gradients", "gradients that are sent for every micro-batch"),
+    Row("one device", Strategy, "nothing", "all of the time, all of the bytes", splits="nothing"),
     Row(
-        "FSDP, no reshard", partial(FullyShard, reshard=False), "weights whole between steps", "a peak with all of them"
+        "data parallel",
+        ddp.DataParallel,
+        "time: each rank reads its own part",
+        "every byte of state on every rank",
+        splits="sequences",
     ),
-    Row("FSDP", FullyShard, "whole weights, all but one or two blocks", "a gather before each block, twice"),
-    Row("HSDP, 2 replicas", partial(FullyShard, replicas=2), "gathers over all ranks", "every byte of state twice"),
+    Row(
+        "ZeRO-1",
+        zero.Zero1,
+        "copies of the optimizer state",
+        "an update that waits for the others' weights",
+        splits="sequences; moments",
+    ),
+    Row(
+        "ZeRO-2",
+        zero.Zero2,
+        "copies of the gradients",
+        "gradients that are sent for every micro-batch",
+        splits="sequences; moments, gradients",
+    ),
+    Row(
+        "FSDP, no reshard",
+        partial(FullyShard, reshard=False),
+        "weights whole between steps",
+        "a peak with all of them",
+        splits="sequences; all state",
+    ),
+    Row(
+        "FSDP",
+        FullyShard,
+        "whole weights, all but one or two blocks",
+        "a gather before each block, twice",
+        splits="sequences; all state",
+    ),
+    Row(
+        "HSDP, 2 replicas",
+        partial(FullyShard, replicas=2),
+        "gathers over all ranks",
+        "every byte of state twice",
+        splits="sequences; all state, inside a group",
+    ),
+    Row(
+        "pipeline",
+        partial(Pipeline, micro_batches=4),
+        "layers that a rank never computes, and gathers",
+        "a bubble, and stages that have to take equally long",
+        splits="layers",
+    ),
     Row(
         "tensor",
         partial(TensorParallel, loss_parallel=True),
@@ -83,7 +125,7 @@ ROWS: tuple[Row, ...] = (
         ExpertParallel,
         "copies of the experts, and sums of their gradients",
         "all-to-alls that wait for the busiest expert",
-        splits="experts",
+        splits="sequences; experts",
         model=sparse,
     ),
 )
@@ -228,4 +270,20 @@ def lines(rows: Sequence[tuple[Row, Measured]]) -> list[str]:
         out.append(f"{row.strategy:17} {found.ranks:5} {state:5.1f} {peak:5.1f} {found.sent:4.1f} P")
         out.append(f"    removes: {row.removes}")
         out.append(f"    brings:  {row.brings}")
+    return out
+
+
+def closing(rows: Sequence[Row], found: Sequence[Measured], more: Sequence[Measured]) -> list[str]:
+    """The closing table as text: what `lines` has, what is split, and bytes by collective.
+
+    more: the same rows, measured with twice the tokens.
+    """
+    out = [f"{'':18}bytes a parameter: state, peak    sent, MB a step   with twice the tokens"]
+    for row, one, two in zip(rows, found, more, strict=True):
+        state, peak = sum(one.held.values()) / one.parameters, one.peak / one.parameters
+        sent, grown = sum(one.sent_bytes.values()) / 1e6, sum(two.sent_bytes.values()) / 1e6
+        kinds = ", ".join(f"{kind} {size / 1e6:.2f}" for kind, size in one.sent_bytes.items() if size > 5e3)
+        out.append(f"{row.strategy:18}{state:23.1f} {peak:6.1f} {sent:19.2f} {grown:22.2f}")
+        out += [f"    splits:  {row.splits}", f"    sends:   {kinds or 'nothing'}"]
+        out += [f"    removes: {row.removes}", f"    brings:  {row.brings}"]
     return out

@@ -17,6 +17,8 @@ WANTED = {  # bytes a parameter on 4 ranks: weights, gradients, optimizer; and e
     "ZeRO-2": (4, 1, 2, 2),
     "FSDP, no reshard": (1, 1, 2, 2),
     "FSDP": (1, 1, 2, 3),
+    # rank 0: 2 of 8 blocks and the embedding; 4 x 16 tokens go on, the embedding's gradient goes to the last rank
+    "pipeline": (1.226, 1.226, 2.452, (64 * 128 + 1024 * 128) / 1_738_880 / 0.75),
     # 4 x 16 tokens of width 128: each of 34 all-reduces is 2 x 8,192 elements; the loss's three numbers a token
     "tensor": (1.004, 1.004, 2.008, (34 * 2 * 8192 + 2 * 3 * 64) / 1_738_880),
     "tensor, sequence": (1.004, 1.004, 2.008, (34 * 2 * 8192 + 2 * 3 * 64 + 2 * 17 * 128) / 1_738_880),
@@ -114,3 +116,14 @@ def test_a_thousand_ranks_pad_a_narrow_model_and_not_a_wide_one() -> None:
 
     assert sent(1024) == pytest.approx(3, rel=1e-3)
     assert sent(128) > 6  # 128 rows over 1024 ranks become 1024
+
+
+def test_the_closing_table_says_what_grows_with_the_tokens() -> None:
+    rows = [row for row in tradeoffs.ROWS if row.strategy in ("FSDP", "tensor")]
+    once, twice = (tradeoffs.measure_rows(rows, 2, length=length, watch=False) for length in (16, 32))
+    text = tradeoffs.closing(rows, once, twice)
+    sent = [[sum(found.sent_bytes.values()) for found in runs] for runs in (once, twice)]
+    assert sent[1][0] == sent[0][0] == pytest.approx(3 * 4 * once[0].parameters / 2, rel=1e-3)
+    assert sent[1][1] == pytest.approx(2 * sent[0][1], rel=1e-2)
+    assert len(text) == 1 + 5 * len(rows) and any("splits:  heads" in line for line in text)
+    assert all(row.splits for row in tradeoffs.ROWS)
