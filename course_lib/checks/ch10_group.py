@@ -66,7 +66,11 @@ class Group:
         return self._call("all_gather", [tensor], join)[0]
 
     def reduce_scatter(self, tensor: Tensor, dim: int = -1) -> Tensor:
-        """This rank's part, along `dim`, of the sum of the ranks' tensors."""
+        """This rank's part, along `dim`, of the sum of the ranks' tensors. ValueError where the parts are not equal."""
+        if isinstance(tensor, Tensor) and tensor.shape[dim] % self.size:
+            raise ValueError(
+                f"reduce_scatter: {self.size} ranks do not divide dimension {dim} of {tuple(tensor.shape)}"
+            )
         cut = lambda parts: [[part.contiguous()] for part in _sum(parts).chunk(self.size, dim)]
         return self._call("reduce_scatter", [tensor], cut)[0]
 

@@ -204,6 +204,11 @@ def _named(got: list[Tensor], right: Partial, a: Partial, b: Partial) -> Wrong:
         message = "a sum is infinite: exp(89) is more than FP32 holds. Which exponents are never above 0?"
         return Wrong(message, "exp-of-anything")
     if bool((got[0].double() != m)[both].any()) and bool((got[0].double() == m)[~both].all()):
+        low = float(got[0].double()[both & (got[0].double() != m)].max())
+        if low < -1e3:  # below all logits: it works, and is not what the text defines
+            return Wrong(
+                f"`m` is {low:g} where a query sees no key of either block; the text has -inf there", form=True
+            )
         message = "`m` is not -inf where a query sees no key of either block. What if all later logits are below it?"
         return Wrong(message, "no-key-is-logit-zero")
     if not _near(got[0], m):
@@ -254,7 +259,10 @@ MERGE = Exercise(
     cases=merge_cases,
     run=merge_run,
     judge=merge_judge,
-    forbidden=("course_lib.parallel", "course_lib.checks.ch10_softmax"),
+    forbidden=(
+        "course_lib.parallel",
+        *(f"course_lib.checks.{name}" for name in ("ch10.Blocks", "ch10_ring", "ch10_softmax")),
+    ),
     misconceptions={
         "nothing-is-rescaled": "sums that were made against different maxima may be added",
         "only-the-sum-is-rescaled": "the values' sum does not depend on the maximum",

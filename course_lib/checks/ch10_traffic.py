@@ -79,7 +79,7 @@ def tensor_traffic_text(variant: int) -> str:
         f"A model of {run['blocks']} blocks, width {run['width']:,}, on {run['ranks']} devices. A step has "
         f"{run['micro_batches']} micro-batches of {run['batch']} x {run['length']:,} tokens.",
         f"A block is {shape} a pair of a column-parallel and a row-parallel product.",
-        "All that travels is BF16, 2 bytes a number. What lies outside the blocks is left out.",
+        "What travels is BF16, 2 bytes a number. What lies outside the blocks, and the norms' gradients, are left out.",
         "",
         "Tensor parallel alone:",
         "  the input of a pair and its gradient are whole on every device;",

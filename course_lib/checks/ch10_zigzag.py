@@ -34,8 +34,9 @@ def zigzag_cases(seed: int) -> list[Case]:
         case("four ranks, chunks of one position", 4, 1),
         case("one rank", 1, int(rng.integers(2, 5))),
         case("a larger number of ranks", int(rng.integers(5, 9)), int(rng.integers(2, 6))),
-        case("three ranks, a length that six does not divide, but three does", 3, 2, 3),
-        case("four ranks, a length that is odd", 4, 3, 1),
+        case("four ranks, a length that four divides and eight does not", 4, 3, 4),
+        case("three ranks, an even length that three does not divide", 3, 2, 2),
+        case("two ranks, an odd length", 2, 3, 1),
     ]
 
 

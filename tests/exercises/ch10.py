@@ -458,6 +458,10 @@ def _softmax(misconception=None, says="", merge=None, finish=_finish):
     return wrong("online-softmax", misconception, says=says, answer=answer)
 
 
+def _softmax_of(merge):
+    return _softmax(says="write it yourself", merge=merge)
+
+
 _one = torch.ones_like
 wrong_no_factor = _softmax("nothing-is-rescaled", merge=_merge(lambda ma, mb, m: (_one(m),) * 4))
 wrong_l_alone = _softmax(
@@ -520,6 +524,25 @@ wrong_sum_of_maxima = _softmax(
 wrong_two_tensors = _softmax(says="returns three tensors", merge=lambda a, b: _merge()(a, b)[1:])
 wrong_no_merge = _softmax(says="nothing came back", merge=lambda a, b: None)
 wrong_no_finish = _softmax(says="returns a tensor", finish=lambda result: None)
+wrong_lowest_number = _softmax(
+    says="the text has -inf there", merge=_merge(top=lambda ma, mb: torch.maximum(ma, mb).clamp(min=-1e9))
+)
+
+
+@_softmax_of
+def wrong_calls_ours(first, second):
+    from course_lib.checks.ch10 import Blocks
+
+    return Blocks().merge(first, second)
+
+
+@_softmax_of
+def wrong_calls_ours_by_its_room(first, second):
+    import course_lib.checks.ch10_ring as room
+
+    return room.Blocks().merge(first, second)
+
+
 wrong_functions_alone = wrong("online-softmax", says="two functions", answer=_finish)
 
 
@@ -625,6 +648,13 @@ wrong_any_length = _zigzag("ranks-divide-the-length", positions=lambda t, r, n: 
 wrong_odd_refused_alone = _zigzag(
     "any-length-will-do",
     positions=lambda t, r, n: _positions(t if t % n == 0 else t // (2 * n) * 2 * n, r, n),
+)
+wrong_odd_alone_refused = _zigzag(
+    "ranks-divide-the-length", positions=lambda t, r, n: _positions(t + (t % 2 == 0) * (-t % (2 * n)), r, n)
+)
+wrong_odd_or_not_divided = _zigzag(
+    "ranks-divide-the-length",
+    positions=lambda t, r, n: _positions(t if t % 2 or t % n else t // (2 * n) * 2 * n, r, n),
 )
 wrong_says_nothing = _zigzag(says="says nothing", positions=lambda t, r, n: _silent(t, r, n))
 wrong_refuses_more = _zigzag(
