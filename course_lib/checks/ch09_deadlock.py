@@ -210,7 +210,7 @@ def _form(returned: dict[str, Any]) -> Wrong | None:
         for number in value:
             if number is None and key == "stuck":
                 continue
-            if isinstance(number, bool) or not isinstance(number, int | float) or number != int(number):
+            if isinstance(number, bool) or not isinstance(number, int | float) or number % 1 != 0:
                 return Wrong(f"`{key}` has whole numbers; one of yours is {number!r}", form=True)
     return None
 

@@ -107,9 +107,7 @@ def enough_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if form is not None:
         return form
     run, choice, value = enough(int(returned["variant"])), returned["choice"], returned["evidence"]
-    if choice is not None and (
-        isinstance(choice, bool) or not isinstance(choice, int | float) or choice != int(choice)
-    ):
+    if choice is not None and (isinstance(choice, bool) or not isinstance(choice, int | float) or choice % 1 != 0):
         return Wrong("`choice` is a whole number, without quotes", form=True)
     half = value is not None and math.isclose(value, run["evidence"], rel_tol=5.1e-4)
     if choice is None:
