@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from course_lib.data import IGNORE
 from course_lib.errors import ConfigError
 from course_lib.model import Block
-from course_lib.parallel._edges import copy_in, gather_columns, gather_in, gathered_linear, reduce_out, scatter_out
+from course_lib.parallel.edges import copy_in, gather_columns, gather_in, gathered_linear, reduce_out, scatter_out
 
 Sequence = Literal["keep", "regather"] | None
 """None: every rank has all positions everywhere. keep, regather: outside of the split matrices each has its own ones;

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from course_lib.errors import ConfigError
 from course_lib.model import GPT, Block
-from course_lib.parallel._edges import gather_in
 from course_lib.parallel._ring_attention import Chunks, OnlineSoftmax, ring_attention, sees
 from course_lib.parallel.ddp import DataParallel
+from course_lib.parallel.edges import gather_in
 from course_lib.parallel.strategy import MakeOptimizer, rank_and_world
 
 __all__ = [

@@ -26,6 +26,7 @@ __all__ = [
     "reduce_out",
     "scatter_out",
     "scatter_sum",
+    "summed",
 ]
 
 Group = dist.ProcessGroup | None
