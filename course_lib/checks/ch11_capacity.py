@@ -37,34 +37,23 @@ def capacity_cases(seed: int) -> list[Case]:
             "gates": rng.uniform(0.1, 0.9, (B, T, k)).astype(np.float32),
         }
 
+    one, three, each = (1, 9, 2), (3, 6, 2), "places-for-each-choice one-too-many all-find-a-place"
     return [
         case("room for all", (2, 5, 2), 20, "batch", "token", ""),
-        case("one sequence, one choice", (1, 9, 1), 2, "sequence", "token", "the-last-stay one-too-many one-too-few"),
         case(
-            "one sequence, two choices, token by token",
-            (1, 9, 2),
-            3,
-            "sequence",
-            "token",
-            "first-choices-first places-for-each-choice",
+            "one sequence, one choice", (1, 9, 1), 2, "sequence", "token", "the-last-stay one-too-many all-find-a-place"
         ),
-        case(
-            "one sequence, first choices first",
-            (1, 9, 2),
-            3,
-            "sequence",
-            "choice",
-            "token-by-token places-for-each-choice",
-        ),
-        case("three sequences, each with places of its own", (3, 6, 2), 2, "sequence", "token", "per-batch"),
-        case("three sequences that share the places", (3, 6, 2), 5, "batch", "token", "per-sequence"),
+        case("one sequence, two choices, token by token", one, 3, "sequence", "token", f"first-choices-first {each}"),
+        case("one sequence, first choices first", one, 3, "sequence", "choice", f"token-by-token {each}"),
+        case("three sequences, each with places of its own", three, 2, "sequence", "token", f"per-batch {each}"),
+        case("three sequences that share the places", three, 3, "batch", "token", f"per-sequence {each}"),
         case(
             "the same, first choices first",
-            (3, 6, 2),
-            5,
+            three,
+            3,
             "batch",
             "choice",
-            "per-sequence token-by-token first-choices-of-a-sequence",
+            f"per-sequence token-by-token first-choices-of-a-sequence {each}",
         ),
     ]
 
@@ -75,7 +64,7 @@ def _kept(case: Case, rule: str = "") -> np.ndarray:
     B, T, k = chosen.shape
     per_sequence = {"per-batch": False, "per-sequence": True}.get(rule, case["group"] == "sequence")
     by_token = {"token-by-token": True, "first-choices-first": False}.get(rule, case["priority"] == "token")
-    capacity += {"one-too-many": 1, "one-too-few": -1}.get(rule, 0)
+    capacity += {"one-too-many": 1, "one-too-few": -1, "all-find-a-place": 10**9}.get(rule, 0)
     slots = [(b, t, j) for b in range(B) for t in range(T) for j in range(k)]
     if not by_token:
         slots.sort(key=lambda slot: (slot[0], slot[2]) if rule == "first-choices-of-a-sequence" else slot[2])
@@ -128,6 +117,7 @@ def capacity_run(answer: Any, case: Case) -> dict[str, Any]:
 
 
 KEPT_HINTS = {
+    "all-find-a-place": "nothing is dropped. How many places has an expert?",
     "the-last-stay": "the last in the queue have the places. Who was there first?",
     "one-too-many": "an expert has one more than its capacity",
     "one-too-few": "a place stays empty: an expert has capacity - 1",
@@ -201,6 +191,7 @@ CAPACITY = Exercise(
     judge=capacity_judge,
     forbidden=("course_lib.moe", "course_lib.parallel"),
     misconceptions={
+        "all-find-a-place": "a capacity is an average, not a limit",
         "the-last-stay": "a later token takes an earlier one's place",
         "one-too-many": "capacity is the place at which it is full",
         "one-too-few": "the last place is not used",

@@ -28,7 +28,7 @@ wrong_one_layer = _costs("one-layer", layers=1)
 wrong_no_router = _costs("nobody-routes", router=0)
 wrong_shared_asleep = _costs("shared-experts-rest", shared=(1, 0))
 wrong_no_shared = _costs("no-shared-experts", shared=(0, 0))
-wrong_one_expert = _costs("one-expert-a-token", chosen=1)
+wrong_one_choice = _costs("one-expert-a-token", chosen=1)
 wrong_forward_only = _costs("forward-only", factor=2)
 wrong_backward_is_one_forward = _costs("backward-costs-one-forward", factor=4)
 
@@ -424,7 +424,8 @@ wrong_whole_tokens = _kept(
     "a-dropped-choice-drops-the-token",
     kept=lambda *a: _places(*a) & _places(*a).all(2, keepdim=True),
 )
-wrong_keeps_all = _kept(says="How many places were taken", kept=lambda e, n, c, g, p: torch.ones_like(e).bool())
+wrong_keeps_all = _kept("all-find-a-place", kept=lambda e, n, c, g, p: torch.ones_like(e).bool())
+wrong_keeps_none = _kept(says="How many places were taken", kept=lambda e, n, c, g, p: torch.zeros_like(e).bool())
 wrong_indices = _kept(says="kept holds True and False", kept=lambda e, n, c, g, p: e)
 wrong_kept_nothing = _kept(says="nothing came back", kept=lambda *a: None)
 
