@@ -21,8 +21,8 @@ from course_lib.checks.core import Case, Exercise, Wrong
 __all__ = ["COLUMN"]
 
 SIZES = {
-    "two ranks, six inputs, four outputs": (2, 4, 6, 2, 3),
-    "two ranks, a square weight": (2, 6, 6, 2, 2),
+    "two ranks, six inputs, four outputs": (2, 4, 6, 3, 5),
+    "two ranks, a square weight": (2, 6, 6, 3, 5),
     "three ranks, four inputs, nine outputs": (3, 9, 4, 1, 4),
     "four ranks, eight outputs": (4, 8, 5, 3, 2),
     "one rank": (1, 4, 3, 2, 2),
@@ -92,6 +92,14 @@ def _wrong_backward(case: Case, returned: dict[str, Any], right: dict[str, Tenso
     n, ranks = case["ranks"], returned["ranks"]
     wanted = [right["x_grad"]] * n
     got, calls = [rank["x_grad"] for rank in ranks], calls_in(returned, "backward")
+    wide = {tuple(one.shape) for one in got if isinstance(one, Tensor)}
+    *lead, inputs = case["x"].shape
+    if n > 1 and wide == {(*lead, n * inputs)}:
+        message = f"backward returns {n} gradients side by side. Is each of them of a part of x, or a part of each sum?"
+        return Wrong(message, "gathers-what-adds-up")
+    if n > 1 and wide == {(*lead, inputs // n)}:
+        message = "backward returns a part of the gradient of x on each rank. Who needs the whole, and where is it?"
+        return Wrong(message, "a-part-will-do")
     wrong = no_tensor("what backward returned", got, wanted)
     if wrong is not None:
         return wrong
@@ -107,6 +115,13 @@ def _wrong_backward(case: Case, returned: dict[str, Any], right: dict[str, Tenso
             return Wrong(message, "averages")
         if not off(got, [right["x_grad"] * n] * n):
             return Wrong(f"the gradient of x is {n} times too large. How often is it added up?", "adds-up-twice")
+        added = sum(case["pull"].double().chunk(n, -1))
+        mixed = [added @ part for part in case["weight"].double().chunk(n)]
+        if not off(got, mixed) or not off(got, [sum(mixed[1:], mixed[0])] * n):
+            message = (
+                "the ranks' `grad` are added up before each is multiplied by its weight. Of which outputs are they?"
+            )
+            return Wrong(message, "adds-before-it-multiplies")
         if all(near(a, got[0].double()) for a in got):
             return Wrong("all ranks return the same gradient of x, but not that of the whole layer")
         return Wrong("the gradient of x is not that of the whole layer")
@@ -145,6 +160,9 @@ COLUMN = Exercise(
         "the-same-everywhere": "all ranks hold the same part",
         "gathers-forward": "after every split layer the ranks put their outputs together",
         "my-outputs-are-all": "what every rank has whole in forward is right on every rank in backward",
+        "gathers-what-adds-up": "what several ranks computed is put side by side",
+        "a-part-will-do": "after backward each rank needs its part of the gradient of x",
+        "adds-before-it-multiplies": "gradients of different outputs can be added up",
         "averages": "gradients of several ranks are averaged",
         "adds-up-twice": "to add up more often does no harm",
         "every-gradient-is-reduced": "every gradient is summed over the ranks, as in data parallel",

@@ -188,7 +188,9 @@ def _guesses(case: Case) -> dict[str, Tensor]:
 
 RING_HINTS = {
     "every-key-is-seen": "every query sees every key. Which ones may it see?",
-    "places-in-the-block": "you compare places in the block. At which positions of the sequence are these keys?",
+    "places-in-the-block": (
+        "you compare places in the block, or positions of this rank alone. Where in the sequence are these keys?"
+    ),
     "own-positions-for-all": "you compare with this rank's positions. Whose keys are these after a step?",
     "the-mask-is-turned": "each query sees itself and what comes after it",
     "nobody-sees-itself": "no query sees its own key, and the first one sees none",
@@ -245,14 +247,15 @@ def _too_much(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
     for name in ("all_gather", "all_reduce", "reduce_scatter"):
         if any(call[0] == name for call in ranks[0]["calls"]):
             return Wrong(f"the outputs are right, with `{name}`. Here blocks go round by `rotate` alone", "all-at-once")
-    if len(ranks[0]["calls"]) > n - 1:
-        message = f"the outputs are right, with {len(ranks[0]['calls'])} steps. How many does the last block need?"
-        return Wrong(message, "the-ring-is-closed")
-    most = case["k"][:, :share].numel() + case["v"][:, :share].numel() + share
-    sent = max((call[1] for call in ranks[0]["calls"]), default=0)
-    if sent > most:
-        message = f"the outputs are right; a step sends {sent} numbers. Keys, values and positions are {most}"
+    block = case["k"][:, :share].numel() + case["v"][:, :share].numel() + share
+    sent, most = [call[1] for call in ranks[0]["calls"]], (n - 1) * block
+    if max(sent, default=0) > block:
+        message = f"the outputs are right; a step sends {max(sent)} numbers. Keys, values and positions are {block}"
         return Wrong(message, "queries-travel-too")
+    if sum(sent) > most:
+        rule = "the-ring-is-closed" if sum(sent) >= most + block - share else None
+        message = f"the outputs are right; a rank sends {sum(sent)} numbers. A block has {block}, of {n} ranks: "
+        return Wrong(message + "how many steps does the last block need?", rule)
     place = case["rows"]
     for rank, one in enumerate(ranks):
         if not one["asked"]:

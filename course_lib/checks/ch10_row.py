@@ -20,8 +20,8 @@ from course_lib.checks.core import Case, Exercise, Wrong
 __all__ = ["ROW"]
 
 SIZES = {
-    "two ranks, a square weight": (2, 6, 6, 2, 2),
-    "two ranks, eight inputs, three outputs": (2, 3, 8, 2, 3),
+    "two ranks, a square weight": (2, 6, 6, 3, 5),
+    "two ranks, eight inputs, three outputs": (2, 3, 8, 3, 5),
     "three ranks, six inputs, nine outputs": (3, 9, 6, 1, 4),
     "four ranks, eight inputs": (4, 5, 8, 3, 1),
     "one rank": (1, 3, 4, 2, 2),
@@ -97,6 +97,8 @@ def _wrong_forward(case: Case, returned: dict[str, Any], right: dict[str, Tensor
                 return Wrong(message, "averages")
         if not off(got, [y - bias] * n):
             return Wrong("the sum is right, and the bias is missing on every rank", "forgets-the-bias")
+        if not off(got, [y - bias + bias / n] * n):
+            return Wrong(f"the sum is right, and the bias is {n} times too small")
         if not off(got, [y - (0 if rank == 0 else 1) * bias for rank in range(n)]):
             message = "rank 0 returns the right output, on the others the bias is missing"
             return Wrong(message, "rank-0-adds-it-for-itself")
@@ -160,6 +162,9 @@ def _wrong_gradient(name: str, got: list[Any], parts: list[Tensor], full: Tensor
         if not off(parts, [parts[0]] * n):  # the bias: every rank has the same already
             return Wrong(f"{name} is {n} times too large: it was the same on every rank before it was summed", rule)
         return Wrong(f"{name} is summed over the ranks. Is it of the same inputs on each of them?", rule)
+    if n > 1 and not off(got, [total / n] * n):
+        message = f"{name} is averaged over the ranks. Is it of the same inputs on each of them?"
+        return Wrong(message, "averages")
     if n > 1 and not off(got, [part / n for part in parts]):
         return Wrong(f"{name} is {n} times too small. Of how many layers is this one gradient?", "averages")
     return Wrong(f"{name} is not that of the whole layer")

@@ -133,6 +133,7 @@ def _guesses(first: Partial, second: Partial) -> dict[str, Partial]:
         "the-last-maximum-counts": one(mb, _exp(ma - mb), ones),
         "outputs-are-averaged": (m, norm, (oa / col(la) + ob / col(lb)) / 2),
         "finished-too-early": (m, norm, rise[2] / col(norm)),
+        "taken for an output": (m, norm, (col(a * la) * oa + col(b * lb) * ob) / col(norm)),
         "sums-the-maxima": (ma + mb, norm, rise[2]),
     }
 
@@ -148,6 +149,7 @@ MERGE_HINTS = {
     "the-last-maximum-counts": "`m` is that of the second result. What if the first one has a larger logit?",
     "outputs-are-averaged": "`o` is the mean of two outputs. Which block should count more, and by how much?",
     "finished-too-early": "`o` is divided already. What will the next block be added to?",
+    "taken for an output": "`o` is weighted as if it had been divided by `l`. Has it been?",
     "sums-the-maxima": "`m` is a sum of two maxima; it is the largest logit of both",
 }
 
@@ -188,9 +190,11 @@ def _named(got: list[Tensor], right: Partial, a: Partial, b: Partial) -> Wrong:
     guesses = _guesses(a, b)
     guesses.pop("right")
     for rule, guess in guesses.items():
+        hint = MERGE_HINTS[rule]
         same = all(_near_or_nan(mine, theirs) for mine, theirs in zip(got, guess, strict=True))
         if same and not all(_near(one, two) for one, two in zip(guess, right, strict=True)):
-            return Wrong(MERGE_HINTS[rule], rule if rule in MERGE.misconceptions else None)
+            rule = {"taken for an output": "finished-too-early"}.get(rule, rule)
+            return Wrong(hint, rule if rule in MERGE.misconceptions else None)
     bad = torch.isnan(got[1]) | torch.isnan(got[2]).any(-1) | torch.isnan(got[0])
     if bool(bad.any()):
         if bool((bad == both).all()):

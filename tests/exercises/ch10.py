@@ -95,6 +95,31 @@ class wrong_reduces_everything(_Column):
         return x_grad
 
 
+@wrong("column-parallel", "gathers-what-adds-up")
+class wrong_side_by_side(_Column):
+    def x_grad(self, own):
+        return self.group.all_gather(own)
+
+
+@wrong("column-parallel", "a-part-will-do")
+class wrong_part_of_x(_Column):
+    def x_grad(self, own):
+        return self.group.reduce_scatter(own)
+
+
+@wrong("column-parallel", "adds-before-it-multiplies")
+class wrong_adds_first(_Column):
+    def backward(self, grad):
+        super().backward(grad)
+        return self.group.all_reduce(grad) @ self.weight
+
+
+@wrong("column-parallel", says="the same gradient of x, but not")
+class wrong_first_outputs_twice(_Column):
+    def x_grad(self, own):
+        return self.group.all_reduce(own if self.group.rank else 2 * own)
+
+
 @wrong("column-parallel", "travels-too-much")
 class wrong_gathers_to_add(_Column):
     def x_grad(self, own):
@@ -312,6 +337,28 @@ class wrong_bias_gradient_shared(_Row):
         return x_grad
 
 
+@wrong("row-parallel", "averages", says="averaged over the ranks")
+class wrong_weight_gradient_averaged(_Row):
+    def backward(self, grad):
+        x_grad = super().backward(grad)
+        self.weight_grad = self.group.all_reduce(self.weight_grad) / self.group.size
+        return x_grad
+
+
+@wrong("row-parallel", says="the bias is 2 times too small")
+class wrong_part_of_the_bias(_Row):
+    def forward(self, x):
+        return super().forward(x) - self.bias + self.bias / self.group.size
+
+
+@wrong("row-parallel", says="`self.weight_grad` is not that of the whole layer")
+class wrong_mean_over_sequences(_Row):
+    def backward(self, grad):
+        x_grad = super().backward(grad)
+        self.weight_grad /= len(grad)
+        return x_grad
+
+
 @wrong("row-parallel", "every-pass-talks", says="came back whole")
 class wrong_x_gradient_gathered(_Row):
     def backward(self, grad):
@@ -513,6 +560,13 @@ def _finished(m, first, second):
     return m, norm, (_col(_factor(ma, m)) * oa + _col(_factor(mb, m)) * ob) / _col(norm)
 
 
+def _taken_for_outputs(m, first, second):
+    (ma, la, oa), (mb, lb, ob) = first, second
+    a, b = _factor(ma, m) * la, _factor(mb, m) * lb
+    return m, a + b, (_col(a) * oa + _col(b) * ob) / _col(a + b)
+
+
+wrong_taken_for_outputs = _softmax("finished-too-early", says="Has it been", merge=_merge(sums=_taken_for_outputs))
 wrong_large_exponents = _softmax("exp-of-anything", merge=_merge(sums=_without_maxima))
 wrong_mean_of_outputs = _softmax("outputs-are-averaged", merge=_merge(sums=_averaged))
 wrong_finished_early = _softmax("finished-too-early", merge=_merge(sums=_finished))
@@ -794,7 +848,7 @@ def _from_the_next(mine, theirs, rank, source, ranks):
 wrong_counts_the_other_way = _ringed("comes-from-the-next", allowed=_from_the_next)
 
 
-@wrong("ring-attention", "the-ring-is-closed")
+@wrong("ring-attention", says="a rank sends 144 numbers")
 def wrong_positions_first(q, k, v, positions, group, blocks):
     everyone = [positions]
     for _ in range(group.size - 1):
@@ -871,6 +925,32 @@ def right_passes_on_at_the_end(q, k, v, positions, group, blocks):
     while outcome:
         total = blocks.merge(outcome.pop(), total)
     return blocks.finish(total)
+
+
+@right("ring-attention")
+def right_one_tensor_at_a_time(q, k, v, positions, group, blocks):
+    result, own = None, positions.clone()
+    for left in reversed(range(group.size)):
+        if (allowed := own[:, None] >= positions).any():
+            part = blocks.attend(q, k, v, allowed)
+            result = blocks.merge(part, result) if result else part
+        if left:
+            (k,), (v,), (positions,) = group.rotate(k), group.rotate(v), group.rotate(positions)
+    return blocks.finish(result)
+
+
+@wrong("ring-attention", "a-skipped-block-stays", says="who waits for it")
+def wrong_goes_on_without_passing(q, k, v, positions, group, blocks):
+    result, held = None, (k, v, positions)
+    for step in range(group.size):
+        allowed = held[2] <= positions[:, None]
+        if not allowed.any():
+            continue
+        part = blocks.attend(q, *held[:2], allowed)
+        result = blocks.merge(part, result) if result else part
+        if step < group.size - 1:
+            held = group.rotate(*held)
+    return blocks.finish(result)
 
 
 @right("ring-attention")
