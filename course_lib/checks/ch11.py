@@ -30,7 +30,7 @@ MIXTRAL = {
     "experts": 8,
     "top_k": 2,
     "shared": 0,
-    "rest": 1_604_583_424,
+    "rest": 1_604_587_520,
 }
 """The sizes of Jiang et al. 2024 (arXiv 2401.04088); `rest`: attention, norms, embedding and head."""
 

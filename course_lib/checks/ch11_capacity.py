@@ -112,6 +112,7 @@ def capacity_run(answer: Any, case: Case) -> dict[str, Any]:
 
     experts, x, answers, gates = (torch.from_numpy(case[key]) for key in ("experts", "x", "answers", "gates"))
     mask = answer["kept"](experts, case["n_experts"], case["capacity"], case["group"], case["priority"])
+    mask = torch.tensor(mask) if isinstance(mask, list) else mask
     right = torch.from_numpy(_kept(case))  # so that a wrong mask is not told twice
     return {"kept": mask, "output": None if mask is None else answer["output"](x, answers, gates, right)}
 
