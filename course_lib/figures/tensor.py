@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ def _matrix(ax: Axes, left: float, wide: float, high: float, name: str, cut: str
 def column_then_row(ranks: int, *, title: str, subtitle: str | None = None) -> Figure:
     """x W1 -> h -> h W2 -> y: which part of each matrix a rank has, and where ranks talk."""
     fig, ax = new_figure(title, subtitle, height=230)
-    middle = {"ha": "center", "va": "center", "size": 13, "color": COLORS["muted"]}
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "size": 13, "color": COLORS["muted"]}
     edge = _matrix(ax, 0, 2, 3, "x, all tokens", None, ranks)
     ax.annotate("×", (edge + 0.4, 0), **middle)
     edge = _matrix(ax, edge + 0.8, 4, 2, "W1, columns", "columns", ranks)
