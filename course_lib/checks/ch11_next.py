@@ -145,7 +145,7 @@ def next_text(variant: int) -> str:
         f"A mixture of experts on {run['data'] * STAGES} devices, in nodes of {NODE}: {STAGES} pipeline stages (1F1B),",
         f"and in each stage FSDP over {run['data']} data ranks, with the experts spread over 8 of them.",
         "",
-        "One step of one device, in ms:",
+        "One step of one device, from a simulator, in ms:",
         *slots,
         "",
         f"A device has {run['usable']} GB to use. Its activations take {run['activations']} GB. Weights, gradients",
