@@ -63,7 +63,7 @@ def stage_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     except Stands as error:
         told.update(stopped=str(error), rule=error.rule)
     except Exception as error:
-        if is_stub(error) or _in_order(actions, stage._log):
+        if is_stub(error) or isinstance(error, TimeoutError) or _in_order(actions, stage._log):
             raise
     return {
         **told,
