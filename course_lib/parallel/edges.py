@@ -55,7 +55,7 @@ def scatter_sum(x: Tensor, dim: int, group: Group) -> Tensor:
     return part.movedim(0, dim).contiguous()
 
 
-class _CopyIn(Function):
+class CopyIn(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
@@ -66,7 +66,7 @@ class _CopyIn(Function):
         return summed(gradient, ctx.group), None
 
 
-class _ReduceOut(Function):
+class ReduceOut(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         return summed(x, group)
@@ -76,7 +76,7 @@ class _ReduceOut(Function):
         return gradient, None
 
 
-class _GatherIn(Function):
+class GatherIn(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
         ctx.dim, ctx.group = dim, group
@@ -87,7 +87,7 @@ class _GatherIn(Function):
         return scatter_sum(gradient, ctx.dim, ctx.group), None, None
 
 
-class _ScatterOut(Function):
+class ScatterOut(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
         ctx.dim, ctx.group = dim, group
@@ -130,22 +130,22 @@ class _GatherColumns(Function):
 
 def copy_in(x: Tensor, group: Group = None) -> Tensor:
     """x as it is; in backward the sum of the gradients over ranks, each of which has used x for its part."""
-    return _CopyIn.apply(x, group)
+    return CopyIn.apply(x, group)
 
 
 def reduce_out(x: Tensor, group: Group = None) -> Tensor:
     """The sum of x over ranks; in backward the gradient as it is, since all ranks have the same."""
-    return _ReduceOut.apply(x, group)
+    return ReduceOut.apply(x, group)
 
 
 def gather_in(x: Tensor, dim: int = 1, group: Group = None) -> Tensor:
     """All ranks' parts of x along `dim`; in backward this rank's part of the gradients' sum."""
-    return _GatherIn.apply(x, dim, group)
+    return GatherIn.apply(x, dim, group)
 
 
 def scatter_out(x: Tensor, dim: int = 1, group: Group = None) -> Tensor:
     """This rank's part along `dim` of the sum of x over ranks; in backward all ranks' parts of the gradient."""
-    return _ScatterOut.apply(x, dim, group)
+    return ScatterOut.apply(x, dim, group)
 
 
 def gathered_linear(x: Tensor, weight: Tensor, dim: int = 1, group: Group = None) -> Tensor:
