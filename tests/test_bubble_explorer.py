@@ -53,7 +53,7 @@ def test_what_it_opens_with(made):
         "idle / total": "27.3%",
         "idle / ideal": "37.5%",
         "formula": "27.3%",
-        "activations in flight on a rank": "8",
+        "most activations in flight on a rank": "8",
     }
     assert "each rank waits (p − 1) (F + B), which makes 27.3% of the total and 37.5% of the ideal" in view.message
     assert view.message.endswith("The simulation agrees.")

@@ -143,7 +143,7 @@ def _draw(**values: Any) -> View:
     chain = _chosen(values, done)
     told, holds, sentence = _formula(values, done)
     chunks, peaks = _chunks(values), done.peak_in_flight
-    of_what = "activations in flight on a rank" + f", each of 1/{chunks} of its layers" * (chunks > 1)
+    of_what = "most activations in flight on a rank" + f", each of 1/{chunks} of its layers" * (chunks > 1)
     row = [
         (f"{done.bubble_fraction:.1%}", "idle / total"),
         (f"{done.idle_over_ideal:.1%}", "idle / ideal"),
@@ -248,7 +248,7 @@ def bubble_explorer() -> Explorer:
             ),
             ChoiceControl(
                 name="highlight",
-                label="what decides",
+                label="select",
                 options=[_NOTHING, *_PARTS, _CRITICAL],
                 default=_NOTHING,
                 more=True,
