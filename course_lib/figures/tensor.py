@@ -152,10 +152,10 @@ def sending_shares(
     ax.axhline(1, color=COLORS["grey"], linewidth=1, linestyle=(0, (4, 3)))
     ax.annotate(
         "sends as long as it computes",
-        (ranks[-1], 1),
+        (ranks[len(ranks) // 2], 1),
         xytext=(0, -4),
         textcoords="offset points",
-        ha="right",
+        ha="center",
         va="top",
         size=9,
         path_effects=[withStroke(linewidth=3, foreground=COLORS["paper"])],
