@@ -61,7 +61,12 @@ def balance_cases(seed: int) -> list[Case]:
     def gate(name: str, experts: int, top_k: int, wanted: Any) -> Case:
         while True:
             bias = rng.uniform(-0.5, 0.5, experts) if wanted else np.zeros(experts)
-            case = {"name": name, "scores": _scores(rng, 12, experts), "bias": bias.astype(np.float32), "top_k": top_k}
+            case: Case = {
+                "name": name,
+                "scores": _scores(rng, 12, experts),
+                "bias": bias.astype(np.float32),
+                "top_k": top_k,
+            }
             seen = np.sort(case["scores"].astype(np.float64) + bias, axis=1)
             apart = np.diff(seen, axis=1).min() > 1e-4
             gates = {rule: _rule(case, rule)[0] for rule in GATE_HINTS}

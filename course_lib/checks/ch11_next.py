@@ -126,7 +126,8 @@ def _slots(run: Run, rng: Any) -> list[tuple[float, float, str]]:
         part = int(left[key] / (again + 1) * rng.uniform(0.7, 1.3)) if again else left[key]
         left[key] -= part
         parts.append((part, key))
-    slots, now = [], 0
+    slots: list[tuple[float, float, str]] = []
+    now = 0.0
     for part, key in parts:
         slots.append((now, now + part, WAITS.get(key, "computes")))
         now += part
@@ -219,14 +220,10 @@ def _wrong_choice(run: Run, given: str) -> Wrong:
     if found:
         rule = next(iter(found))
         return Wrong(f"{given}: " + " Or: ".join(found.values()), rule if len(found) == 1 else None)
+    if given in "BC" and outcome(run, "")[1] <= run["usable"]:
+        return Wrong(f"{given}: it makes room. Is there a lack of room in this run?", "room-is-always-short")
     if given in "BC":
-        text = (
-            "it makes room. Is there a lack of room in this run?"
-            if outcome(run, "")[1] <= run["usable"]
-            else "how long is its step?"
-        )
-        rule = "room-is-always-short" if outcome(run, "")[1] <= run["usable"] else None
-        return Wrong(f"{given}: {text}", rule)
+        return Wrong(f"{given}: it fits. How long is its step, and that of the other one that fits?")
     return Wrong(f"{given}: which wait does it shorten, and how long is that in this timeline?", "any-axis-helps")
 
 
