@@ -78,14 +78,14 @@ def tensor_traffic_text(variant: int) -> str:
     lines = [
         f"A model of {run['blocks']} blocks, width {run['width']:,}, on {run['ranks']} devices. A step has "
         f"{run['micro_batches']} micro-batches of {run['batch']} x {run['length']:,} tokens.",
-        f"A block is {shape} a pair of a column-parallel and a row-parallel product.",
+        *shape,
         "What travels is BF16, 2 bytes a number. What lies outside the blocks, and the norms' gradients, are left out.",
         "",
         "Tensor parallel alone:",
-        "  the input of a pair and its gradient are whole on every device;",
-        f"  {again if alone else 'forward runs once.'}",
+        "  The input of a pair and its gradient are whole on every device.",
+        f"  {again if alone else 'Forward runs once.'}",
         "With sequence parallel:",
-        "  between pairs each device has its part of the positions. The input is gathered before a pair, its output",
+        "  Between pairs each device has its part of the positions. The input is gathered before a pair, its output",
         f"  is reduce-scattered after it. The gathered input {kept}.",
         f"  {again if with_sequence else 'Forward runs once.'}",
         "",
