@@ -86,15 +86,19 @@ def _form(returned: Any, ranks: int, count: int) -> Wrong | None:
             if not isinstance(item, list) or len(item) != 2 or item[0] not in ("F", "B"):
                 return Wrong(f'each entry is a pair such as ("F", 0) or ("B", 0); rank {rank} has {item!r}', form=True)
             if isinstance(item[1], bool) or not isinstance(item[1], (int, float)) or item[1] not in range(count):
-                if item[1] == count:
-                    message = (
-                        f"rank {rank} has {item[0]} of micro-batch {count}; they are numbered from 0 to {count - 1}"
-                    )
-                    return Wrong(message, "the-last-rank-counts-from-one")
-                return Wrong(
-                    f"micro-batches are numbered from 0 to {count - 1}; rank {rank} has {item[1]!r}", form=True
-                )
+                return _not_a_micro_batch(rank, item, ranks, count)
     return None
+
+
+def _not_a_micro_batch(rank: int, item: list[Any], ranks: int, count: int) -> Wrong:
+    numbers = f"they are numbered from 0 to {count - 1}"
+    message = f"rank {rank} has {item[0]} of micro-batch {item[1]!r}; {numbers}"
+    beyond = isinstance(item[1], int | float) and item[1] >= count
+    if beyond and ranks > count:
+        return Wrong(f"{message}, and there are more ranks", "the-warm-up-always-fits")
+    if beyond and rank == ranks - 1:
+        return Wrong(message, "the-last-rank-counts-from-one")
+    return Wrong(message, form=not beyond)
 
 
 def _complete(lists: list[list[Pass]], count: int) -> Wrong | None:

@@ -219,8 +219,17 @@ def wrong_last_rank_from_one(ranks, count):
 
 @wrong("one-f-one-b", "the-warm-up-always-fits")
 def wrong_warm_up_does_not_fit(ranks, count):
-    lists = _right(ranks, count)
-    return [items if ranks - 1 - r <= count else [("F", 0)] * 0 + items[1:] for r, items in enumerate(lists)]
+    lists = []
+    for ahead in range(ranks - 1, -1, -1):
+        turns = [pair for k in range(count - ahead) for pair in (("F", k + ahead), ("B", k))]
+        rest = [("B", k) for k in range(max(0, count - ahead), count)]
+        lists.append([*(("F", k) for k in range(ahead)), *turns, *rest])
+    return lists
+
+
+@wrong("one-f-one-b", says="has no B of micro-batch 0")
+def wrong_only_forwards(ranks, count):
+    return [[("F", k) for k in range(count)] for _ in range(ranks)]
 
 
 @wrong("one-f-one-b", says="before its forward")
