@@ -68,11 +68,12 @@ def tensor_traffic_text(variant: int) -> str:
     """What `question` prints."""
     run = tensor_traffic(variant)
     alone, with_sequence = run["recompute"]
-    shape = "attention, then MLP; each of them is"
+    shape = ["A block is attention, then MLP; each of them is a pair of a column-parallel and a row-parallel product."]
     if run["side_by_side"]:
-        shape = (
-            "attention and MLP side by side: both read the same input, and their outputs are added. Together they are"
-        )
+        shape = [
+            "A block is attention and MLP side by side: both read the same input, and their outputs are added.",
+            "Together they are one pair of a column-parallel and a row-parallel product.",
+        ]
     kept = "is kept for its backward" if not run["again"] else "is not kept; backward gathers it once more"
     again = "Before its backward a block's forward runs once more, whole, with all its collectives."
     lines = [

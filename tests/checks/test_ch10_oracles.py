@@ -9,7 +9,7 @@ from torch import Tensor
 from course_lib.checks.ch10_group import Apart, Group, together
 from course_lib.checks.ch10_linear import layer_cases, whole
 from course_lib.checks.ch10_ring import Blocks, _attention, _by_rank, _Processes, ring_cases
-from course_lib.checks.ch10_traffic import KINDS, calls
+from course_lib.checks.ch10_traffic import KINDS, calls, tensor_traffic_text
 from course_lib.checks.ch10_zigzag import _folded
 from course_lib.config import ModelConfig
 from course_lib.model import GPT
@@ -100,6 +100,12 @@ def test_blocks_call_what_the_check_says(kind: dict[str, object]) -> None:
         listed = list(calls(kind, sequence=split))
         told = {name: listed.count(name.replace("_", "-")) for name in two}
         assert {name: two[name] - one.get(name, 0) for name in two} == told
+
+
+@pytest.mark.parametrize("variant", range(len(KINDS)))
+def test_the_question_is_text_in_lines(variant: int) -> None:
+    lines = tensor_traffic_text(variant).splitlines()
+    assert all(not line or 15 <= len(line) <= 118 for line in lines), lines
 
 
 def test_the_folded_strip_is_the_zig_zag() -> None:
