@@ -29,7 +29,6 @@ class Later(TorchFunctionMode):
             return _Linear.apply(self, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    @torch.no_grad()
     def run(self) -> None:
         """W: add what was put off to the weights' `.grad`."""
         for weight, bias, x, dy in self.kept:

@@ -98,7 +98,6 @@ def run_actions(
             if s < last:
                 mail.send(y.detach(), s, s + 1, k)
             held[s, k] = x, y, postponed
-            del x, y, postponed  # or their memory would stay until the next forward
         elif kind == "W":
             clock.begins()
             later.pop((s, k)).run()
@@ -113,7 +112,6 @@ def run_actions(
                 mail.send(gradient_of(x), s, s - 1, k)
             if postponed is not None:
                 later[s, k] = postponed
-            del x, y, dy, postponed
     mail.finish()
     return loss
 

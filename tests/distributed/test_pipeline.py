@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from course_lib.config import preset
 from course_lib.errors import ConfigError, RankError, ScheduleError
+from course_lib.memory import Peak
 from course_lib.model import GPT
 from course_lib.parallel._pipeline_later import Later
 from course_lib.parallel.equivalence import adamw, equivalence, uneven_batches, uneven_model
@@ -222,6 +223,21 @@ def test_what_is_sent(name: str, chunks: int, hops: int) -> None:
     for by_torch in (False, True):
         found = sum(run_ranks(counted, 2, name, chunks, by_torch), Counter())
         assert found == Counter(messages=2 * 4 * hops, bytes=hops * (one.forward + one.backward))
+
+
+def test_what_a_stage_got_and_gave_goes_with_its_backward() -> None:
+    """Outputs that were handed over are in no graph any more after it; with more micro-batches there are not more."""
+
+    def peak(micro_batches: int) -> int:
+        strategy = Pipeline(uneven_model(), adamw, schedule="naive", chunks=2)
+        batch = [part[:2].repeat(micro_batches, 1) for part in uneven_batches(2, 1, 1)[0]]
+        strategy.forward_backward(*batch, valid=1, micro_batches=micro_batches)  # makes the gradients
+        with Peak(batch) as memory:
+            before = memory.live
+            strategy.forward_backward(*batch, valid=1, micro_batches=micro_batches)
+        return memory.peak - before
+
+    assert peak(16) == peak(2)
 
 
 def test_messages_are_told_apart_whatever_their_order() -> None:
