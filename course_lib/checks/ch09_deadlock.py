@@ -188,7 +188,7 @@ def deadlock_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     found = _wrong_stuck(lists, stuck) if stuck is not None else Wrong("`stuck` is still empty", form=True)
     move = _wrong_mend(lists, mend) if mend is not None else Wrong("`mend` is still empty", form=True)
     if found is not None:
-        before = "the move is right, " if move is None else ""
+        before = "the move is right. " if move is None else ""
         return Wrong(before + found.message, found.misconception, found.form or (move is None))
     if move is not None:
         return Wrong("`stuck` is right. " + move.message, move.misconception, move.form)

@@ -138,7 +138,7 @@ def _others(run: dict[str, Any]) -> dict[str, tuple[int | None, str]]:
     if run["schedule"] == "1f1b":
         found["1f1b-has-a-smaller-bubble"] = (
             smallest(run, times=2),
-            "the bubble is still too large then. What does 1F1B make smaller than GPipe: the bubble, or the memory?",
+            "the bubble is still too large then. What is smaller in 1F1B than in GPipe: the bubble, or the memory?",
         )
     if run["schedule"] == "interleaved":
         message = "that is the number with one chunk on a rank. How long is a chunk's forward, and who waits for it?"
@@ -162,7 +162,7 @@ def _wrong_choice(run: dict[str, Any], choice: int, value: float | None) -> Wron
     if choice > run["choice"]:
         return Wrong(f"{choice} micro-batches are enough, and fewer are too", "more-is-always-right")
     return Wrong(
-        f"{choice} micro-batches: the bubble is {float(bubble(run, choice)):.4g} then, which is not under the target"
+        f"{choice} micro-batches: the bubble is not under the target then. How long does a rank wait, and work?"
     )
 
 

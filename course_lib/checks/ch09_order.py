@@ -84,7 +84,8 @@ def _form(returned: Any, ranks: int, count: int) -> Wrong | None:
             return Wrong(f"rank {rank} has {items}; give each rank a list of pairs", form=True)
         for item in items:
             if not isinstance(item, list) or len(item) != 2 or item[0] not in ("F", "B"):
-                return Wrong(f'each entry is a pair such as ("F", 0) or ("B", 0); rank {rank} has {item!r}', form=True)
+                has = item if isinstance(item, str) else repr(item)
+                return Wrong(f'each entry is a pair such as ("F", 0) or ("B", 0); rank {rank} has {has}', form=True)
             if isinstance(item[1], bool) or not isinstance(item[1], (int, float)) or item[1] not in range(count):
                 return _not_a_micro_batch(rank, item, ranks, count)
     return None

@@ -133,7 +133,7 @@ def _guesses(stages: list[int], skips: Skips, job: dict[str, int]) -> dict[str, 
     return {
         "a-skip-costs-nothing": (
             _rows(_without(stages), job),
-            "those are the bytes without skips. How does the output of the first block get to the last one?",
+            "those are the bytes without skips. How does a skip's output get to the block that uses it?",
         ),
         "a-skip-jumps": (
             walk("a-skip-jumps"),
