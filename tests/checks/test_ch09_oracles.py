@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from course_lib.checks.ch09 import BUBBLES
-from course_lib.checks.ch09_deadlock import SHAPES, Lists, deadlock, mends, moved, run_lists
+from course_lib.checks.ch09_deadlock import SHAPES, deadlock
 from course_lib.checks.ch09_enough import KINDS, bubble, enough, legal
+from course_lib.checks.ch09_messages import Lists, mends, moved, run_lists
 from course_lib.checks.ch09_next import PLANS, next_batch
 from course_lib.checks.ch09_order import COST, ORDER, held
 from course_lib.checks.ch09_play import Pass, one_f_one_b, play

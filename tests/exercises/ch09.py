@@ -5,8 +5,9 @@ from fractions import Fraction
 
 from mutants import right, wrong
 
-from course_lib.checks.ch09_deadlock import deadlock, mends, run_lists
+from course_lib.checks.ch09_deadlock import deadlock
 from course_lib.checks.ch09_enough import bubble, enough, smallest
+from course_lib.checks.ch09_messages import in_order, mends, moved, run_lists
 from course_lib.checks.ch09_next import next_batch
 
 # 09.1 two bubbles
@@ -305,8 +306,6 @@ right_three = _dead(3, give_right=True)
 
 def _moves_on(variant):
     """A move after which the ranks stand elsewhere."""
-    from course_lib.checks.ch09_deadlock import in_order, moved
-
     lists = deadlock(variant)
     for rank, items in enumerate(lists):
         for item in range(len(items)):
