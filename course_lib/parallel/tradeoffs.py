@@ -212,7 +212,7 @@ def measure_rows(
     timeout: float = 120.0,
 ) -> list[Measured]:
     """`measure` of several rows: each with its own model and micro-batches, some after each other on the same ranks."""
-    some = [rows[start : start + 6] for start in range(0, len(rows), 6)]  # fewer calls than a fault's record keeps
+    some = [rows[start : start + 3] for start in range(0, len(rows), 3)]  # fewer calls than the record of faults keeps
     jobs = (partial(_rows_here, part, shape or small(), sequences, length, watch) for part in some)
     return [found for job in jobs for found in run_ranks(job, ranks, timeout=timeout)[0]]
 
