@@ -82,6 +82,20 @@ def test_the_edges_are_drawn(sizes):
     assert all(float(x) + float(w) <= 768.1 and float(y) + float(h) <= height for x, y, w, h in boxes)
 
 
+def test_tp_partners_stand_side_by_side_and_stages_apart():
+    picture = rank_grid_svg(GRID, 0, title="t", subtitle="s")
+    cells = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)"[^>]*><title>rank (\d+):', picture)
+    where = {int(rank): (float(x), float(y)) for x, y, rank in cells}
+    wide = where[1][0] - where[0][0]
+    for rank, (x, y) in where.items():
+        place = GRID.coordinates(rank)
+        assert y == where[rank - place["tp"]][1] and x == pytest.approx(
+            where[rank - place["tp"]][0] + place["tp"] * wide
+        )
+        assert y == where[rank % 16][1] and (x - where[rank % 16][0] > 2 * wide) == (place["pp"] == 1)
+        assert (y - where[0][1]) / 30 == pytest.approx(2 * place["dp"] + place["cp"])
+
+
 @pytest.mark.parametrize(
     ("sizes", "node", "lines"),
     [
@@ -116,6 +130,7 @@ def test_where_ep_does_not_fit_the_rest_is_drawn(made):
         "EP 1 or EP 3. Drawn without expert parallelism."
     )
     assert "EP 2 divides DP x CP" in at(made, dp=3, cp=2).alt
+    assert at(made, dp=3, cp=2, ep=4).data["grid"] == RankGrid(dp=3, tp=2, pp=2, cp=2)
 
 
 def test_a_rank_beyond_the_last_is_the_last(made):
@@ -143,6 +158,7 @@ def test_goals_can_be_reached(number, values):
     "values",
     [
         {"dp": 8, "tp": 8, "pp": 1, "ep": 1, "node": 4},
+        {"dp": 8, "tp": 8, "pp": 1, "ep": 1, "node": 12},
         {"dp": 8, "tp": 2, "ep": 8},
         {"tp": 3, "rank": 3},
         {"tp": 8, "node": 4},

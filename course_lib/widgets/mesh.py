@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from course_lib.errors import ConfigError
@@ -78,7 +79,9 @@ def _tp_stays(values: Mapping[str, Any], view: View) -> bool:
     """64 ranks, TP inside the nodes everywhere, and some other group over all of them."""
     grid, node = view.data["grid"], values["node"]
     inside = all(len({one // node for one in group}) == 1 for group in grid.groups("tp"))
-    return bool(grid.world == 64 and grid.tp >= 4 and inside and max(view.data["nodes"].values()) == 64 // node > 1)
+    return bool(
+        grid.world == 64 and grid.tp >= 4 and inside and max(view.data["nodes"].values()) == ceil(64 / node) > 1
+    )
 
 
 def _many_parts(values: Mapping[str, Any], view: View) -> bool:
