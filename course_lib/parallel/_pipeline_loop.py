@@ -30,7 +30,10 @@ class Mail:
         self.sent: dict[tuple[int, int, int], tuple[Any, Tensor]] = {}
 
     def tag(self, source: int, to: int, k: int) -> int:
-        """A number of its own for each message of a step, so that none is taken for another."""
+        """A number of its own for each message of a step, so that none is taken for another.
+
+        gloo goes by it. NCCL has no tags and takes messages in the order in which they were sent.
+        """
         return 2 * (min(source, to) * self.micro_batches + k) + (to < source)
 
     def send(self, tensor: Tensor, source: int, to: int, k: int) -> None:
