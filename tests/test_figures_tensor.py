@@ -48,9 +48,9 @@ def test_the_causal_half_is_shared_out_in_per_cent() -> None:
 
 
 def test_a_step_of_the_ring_is_as_long_as_its_slowest_rank() -> None:
-    figure = context.ring_steps({"a": [[3, 0], [3, 4]], "b": [[3, 2], [3, 2]]}, title="T", row=[("1", "one")])
+    figure = context.ring_steps({"a": [[1, 0], [3, 4]], "b": [[3, 2], [3, 2]]}, title="T", row=[("1", "one")])
     boxes = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
-    assert sorted((box.get_x(), box.get_width()) for box in boxes) == [(0, 3)] * 4 + [(3, 4)] * 3
+    assert sorted((box.get_x(), box.get_width()) for box in boxes) == [(0, 1)] + [(0, 3)] * 3 + [(3, 4)] * 3
     png(figure)
 
 
