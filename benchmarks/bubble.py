@@ -4,7 +4,9 @@
 
 A setting is simulated, its slots and their tooltips are drawn as SVG, the formula and the goals are asked, and the HTML
 goes into the widget: all that a slider's move costs before the browser has it. Without and with the critical path; as
-many chunks as the control offers. Other settings lie between two rounds, so nothing is kept. Medians and the slowest.
+many chunks as the control offers. Other settings lie between two rounds, so nothing is kept. Medians, and
+the slowest: now and then a full garbage collection falls into a round, which takes the longer the more is loaded (here
+torch, as in a chapter's kernel).
 """
 
 import argparse
