@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
-from matplotlib.patheffects import withStroke
 
 from course_lib.figures.style import COLORS, end_labels, ink, key, new_figure, numbers, series, text_on, tint
 from course_lib.figures.zero import SENT_COLORS
@@ -150,22 +149,13 @@ def sending_shares(
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.axhline(1, color=COLORS["grey"], linewidth=1, linestyle=(0, (4, 3)))
-    ax.annotate(
-        "sends as long as it computes",
-        (ranks[len(ranks) // 2], 1),
-        xytext=(0, -4),
-        textcoords="offset points",
-        ha="center",
-        va="top",
-        size=9,
-        path_effects=[withStroke(linewidth=3, foreground=COLORS["paper"])],
-    )
     ax.axvline(node, color=COLORS["rule"], linewidth=1)
     low = min(float(np.min(values)) for values in lines.values())
     ax.annotate("a node", (node, low), xytext=(4, 0), textcoords="offset points", size=9, color=COLORS["muted"])
     ax.set_xticks(list(ranks), [str(n) for n in ranks])
-    ax.set_xlabel("tensor-parallel ranks")
+    ax.set_xlabel("tensor-parallel ranks (dashed: it sends for as long as it computes)")
     ax.set_ylabel("seconds sent a second computed")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.minorticks_off()
     if row:
         numbers(fig, row)
