@@ -216,7 +216,7 @@ def waiting(
     """A bar for each rank and situation: the time in its experts, and the rest of the layer's time.
 
     shares: of the assignments that go to rank 0. working: (situations, ranks) seconds in the experts. steps: seconds of
-    the layer, forward and backward, as the slower rank has them.
+    the layer's forward, as the slower rank has them.
     """
     fig, ax = new_figure(title, subtitle, height=76 + 56 * len(shares))
     place, ticks = 0.0, []
@@ -242,7 +242,7 @@ def waiting(
     ax.set_ylim(place - 0.35, -0.4)
     ax.set_xlim(0, 1e3 * max(steps) * 1.12)
     ax.grid(False)
-    ax.set_xlabel("ms of the layer, forward and backward: blue in its experts, grey in all else and waiting")
+    ax.set_xlabel("ms of the layer's forward: blue in its experts; grey sending, sorting, waiting")
     if row:
         numbers(fig, row)
     return fig
