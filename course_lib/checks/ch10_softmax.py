@@ -51,7 +51,7 @@ def merge_cases(seed: int) -> list[Case]:
 
     a, b, c = (float(x) for x in rng.uniform(1, 3, size=3))
     four = [[0.0] * 5, [a, -b, c, 2, 1], [b, 3, -1, a, 0], [-1, c, 1, 3, b]]
-    apart = [[200, -200, 199, -200, 0], [199, -199, -200, 200, -200]]
+    apart = [[200.0, -200, 199, -200, 0], [199.0, -199, -200, 200, -200]]
     low = [[-INF, -200, -INF, -201, -INF], [-200, -INF, -199, -INF, -202]]
     none_yet = [[-INF, -INF, 0, 1, -INF], [-INF, -INF, a, -INF, b], [b, -150, c, 0, 1]]
     return [
