@@ -1,9 +1,11 @@
 """Reasoning exercise 08.7: how many devices can pure FSDP give work, and what gives it to the others?"""
 
 import math
+from functools import partial
 from typing import Any
 
-from course_lib.checks.ch02_nine import answer_run, one_case, wrong_form
+from course_lib.checks.ch02_nine import answer_run, one_case
+from course_lib.checks.choice import judge_choice
 from course_lib.checks.core import Case, Exercise, Wrong, variant_rng
 
 __all__ = ["FLOOR", "floor", "floor_text"]
@@ -57,23 +59,9 @@ def floor_text(variant: int) -> str:
 
 def floor_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Letter and number are exact: sequences are whole."""
-    form = wrong_form(returned, ("choice", "evidence"))
-    if form is not None:
-        return form
-    run, choice, value = floor(int(returned["variant"])), returned["choice"], returned["evidence"]
-    if choice is not None and (not isinstance(choice, str) or choice.strip().upper() not in list("ABCDE")):
-        return Wrong('`choice` is one letter in quotes, "A" to "E"', form=True)
-    half = value is not None and math.isclose(value, run["evidence"], rel_tol=1e-9)
-    if choice is None:
-        return Wrong(f"`choice` is still empty{'; the evidence is right' if half else ''}", form=True)
-    given = choice.strip().upper()
-    if given != run["choice"]:
-        wrong = _wrong_choice(run, given)
-        before = "the evidence is right, the choice is not: " if half else ""
-        return Wrong(before + wrong.message, wrong.misconception, form=half)
-    if value is None:
-        return Wrong("the choice is right; `evidence` is still empty", form=True)
-    return None if half else _wrong_number(run, float(value))
+    run = floor(int(returned["variant"]))
+    choice, number = partial(_wrong_choice, run), partial(_wrong_number, run)
+    return judge_choice(returned, run, "ABCDE", choice, number, rel_tol=1e-9)
 
 
 def _wrong_choice(run: dict[str, Any], given: str) -> Wrong:

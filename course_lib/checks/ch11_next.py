@@ -1,9 +1,11 @@
 """Reasoning exercise 11.6: which axis would you add next, given a timeline and a traffic table?"""
 
 import math
+from functools import partial
 from typing import Any
 
-from course_lib.checks.ch02_nine import answer_run, one_case, wrong_form
+from course_lib.checks.ch02_nine import answer_run, one_case
+from course_lib.checks.choice import judge_choice
 from course_lib.checks.core import Case, Exercise, Wrong, variant_rng
 from course_lib.checks.smell import nearly
 
@@ -177,23 +179,9 @@ def next_text(variant: int) -> str:
 
 def next_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """The letter exact, the ms within 0.06%: rounding to four digits passes. Lines are 8% apart, memory 6%."""
-    form = wrong_form(returned, ("choice", "evidence"))
-    if form is not None:
-        return form
-    run, choice, value = next_axis(int(returned["variant"])), returned["choice"], returned["evidence"]
-    if choice is not None and (not isinstance(choice, str) or choice.strip().upper() not in list("ABCDE")):
-        return Wrong('`choice` is one letter in quotes, "A" to "E"', form=True)
-    half = value is not None and math.isclose(value, run["evidence"], rel_tol=6e-4)
-    if choice is None:
-        return Wrong(f"`choice` is still empty{'; the evidence is right' if half else ''}", form=True)
-    given = choice.strip().upper()
-    if given != run["choice"]:
-        wrong = _wrong_choice(run, given)
-        before = "the evidence is right, the choice is not: " if half else ""
-        return Wrong(before + wrong.message, wrong.misconception, form=half)
-    if value is None:
-        return Wrong("the choice is right; `evidence` is still empty", form=True)
-    return None if half else _wrong_number(run, float(value))
+    run = next_axis(int(returned["variant"]))
+    choice, number = partial(_wrong_choice, run), partial(_wrong_number, run)
+    return judge_choice(returned, run, "ABCDE", choice, number, rel_tol=6e-4)
 
 
 def _best(run: Run, rule: str = "", *, any_size: bool = False) -> str:
