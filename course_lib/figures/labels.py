@@ -83,9 +83,17 @@ def note(
     )
 
 
-def key(ax: Axes, entries: Iterable[tuple[str, str]]) -> None:
-    """Small squares with names over the axes, at the right: (name, colour). For where direct labels have no room."""
-    patches = [Patch(facecolor=COLORS.get(color, color), label=name) for name, color in entries]
+def key(ax: Axes, entries: Iterable[tuple[str, str] | tuple[str, str, str]]) -> None:
+    """Small squares with names over the axes, at the right: (name, colour), or with the colour of the square's edge.
+
+    For where direct labels have no room.
+    """
+    patches = [
+        Patch(
+            facecolor=COLORS.get(color, color), edgecolor=COLORS[edge[0]] if edge else None, linewidth=0.6, label=name
+        )
+        for name, color, *edge in entries
+    ]
     legend = ax.legend(
         handles=patches,
         loc="lower right",

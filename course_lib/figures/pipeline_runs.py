@@ -13,10 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from course_lib.figures.ledger import readable
-from course_lib.figures.style import COLORS, end_labels, ink, new_figure, note, numbers, series, text_on, tint
+from course_lib.figures.style import COLORS, end_labels, ink, key, new_figure, note, numbers, series, text_on, tint
 from course_lib.parallel.updates import TrainingTimeline
 
 __all__ = [
@@ -156,29 +155,8 @@ def _draw(ax: Axes, bars: Sequence[Bar], top: float, scale: float, last: float) 
 
 
 def _key(ax: Axes, used: set[str]) -> None:
-    entries = [(text, color, kind) for kind, (text, color) in _KINDS.items() if kind in used]
-    patches = [
-        Patch(
-            facecolor=color,
-            edgecolor=COLORS["communication" if kind == "R" else "rule"],
-            linewidth=0.6,
-            label=text,
-        )
-        for text, color, kind in [*entries, (*_IDLE, "")]
-    ]
-    ax.legend(
-        handles=patches,
-        loc="lower right",
-        bbox_to_anchor=(1, 1.0),
-        ncols=len(patches),
-        frameon=False,
-        fontsize=9,
-        handlelength=1.0,
-        handleheight=0.9,
-        handletextpad=0.4,
-        columnspacing=1.2,
-        borderaxespad=0.0,
-    )
+    kinds = [(*_KINDS[kind], "communication" if kind == "R" else "rule") for kind in _KINDS if kind in used]
+    key(ax, [*kinds, (*_IDLE, "rule")])
 
 
 def bubble_by_micro_batches(
