@@ -29,7 +29,8 @@ def capacity_cases(seed: int) -> list[Case]:
             }
             right = _kept(found)
             seen = [right.tobytes(), *(_kept(found, rule).tobytes() for rule in against.split())]
-            if len(set(seen)) == len(seen) and ((~right).sum() > 1 or capacity > T):
+            last = right[:, :, -1]  # of some tokens, not of all: each choice counts
+            if len(set(seen)) == len(seen) and ((last.any() and (~last).sum() > 1) or capacity > T):
                 break
         return found | {
             "x": rng.normal(size=(B, T, 3)).astype(np.float32),
@@ -37,18 +38,33 @@ def capacity_cases(seed: int) -> list[Case]:
             "gates": rng.uniform(0.1, 0.9, (B, T, k)).astype(np.float32),
         }
 
-    one, three, each = (1, 9, 2), (3, 6, 2), "places-for-each-choice one-too-many all-find-a-place"
+    one, three, each = (1, 9, 3), (3, 6, 2), "places-for-each-choice one-too-many all-find-a-place"
     return [
         case("room for all", (2, 5, 2), 20, "batch", "token", ""),
         case(
             "one sequence, one choice", (1, 9, 1), 2, "sequence", "token", "the-last-stay one-too-many all-find-a-place"
         ),
-        case("one sequence, two choices, token by token", one, 3, "sequence", "token", f"first-choices-first {each}"),
-        case("one sequence, first choices first", one, 3, "sequence", "choice", f"token-by-token {each}"),
-        case("three sequences, each with places of its own", three, 2, "sequence", "token", f"per-batch {each}"),
-        case("three sequences that share the places", three, 3, "batch", "token", f"per-sequence {each}"),
+        case("one sequence, three choices, token by token", one, 4, "sequence", "token", f"first-choices-first {each}"),
         case(
             "the same, first choices first",
+            one,
+            4,
+            "sequence",
+            "choice",
+            f"token-by-token the-rest-token-by-token {each}",
+        ),
+        case("three sequences, each with places of its own", three, 2, "sequence", "token", f"per-batch {each}"),
+        case(
+            "each with places of its own, first choices first",
+            three,
+            2,
+            "sequence",
+            "choice",
+            f"per-batch token-by-token {each}",
+        ),
+        case("three sequences that share the places", three, 3, "batch", "token", f"per-sequence {each}"),
+        case(
+            "places of the batch, first choices first",
             three,
             3,
             "batch",
@@ -67,7 +83,8 @@ def _kept(case: Case, rule: str = "") -> np.ndarray:
     capacity += {"one-too-many": 1, "one-too-few": -1, "all-find-a-place": 10**9}.get(rule, 0)
     slots = [(b, t, j) for b in range(B) for t in range(T) for j in range(k)]
     if not by_token:
-        slots.sort(key=lambda slot: (slot[0], slot[2]) if rule == "first-choices-of-a-sequence" else slot[2])
+        late = 1 if rule == "the-rest-token-by-token" else k
+        slots.sort(key=lambda s: (s[0] if rule == "first-choices-of-a-sequence" else 0, min(s[2], late)))
     if rule == "the-last-stay":
         slots.reverse()
     taken: dict[Any, int] = {}
@@ -127,7 +144,10 @@ KEPT_HINTS = {
     "token-by-token": "a second choice has a place that a later token's first choice should have",
     "first-choices-first": "a later token's first choice has a place that an earlier token's second choice should have",
     "first-choices-of-a-sequence": "first choices come first within each sequence; here the queue is that of the batch",
-    "places-for-each-choice": "first and second choices have places of their own. How many has an expert in all?",
+    "the-rest-token-by-token": (
+        "first choices come first, and then a third choice has a place that a later token's second should have"
+    ),
+    "places-for-each-choice": "each choice has places of its own. How many has an expert in all?",
     "one-queue": "all experts share one queue",
     "a-dropped-choice-drops-the-token": "a token loses its other choice too",
 }
@@ -201,6 +221,7 @@ CAPACITY = Exercise(
         "token-by-token": "tokens queue with all their choices, always",
         "first-choices-first": "first choices are placed before second ones, always",
         "first-choices-of-a-sequence": "a queue of the batch goes sequence by sequence, whatever the order",
+        "the-rest-token-by-token": "after the first choices, tokens queue with all that is left",
         "places-for-each-choice": "an expert has places for first choices and others for second ones",
         "one-queue": "the capacity is that of all experts together",
         "a-dropped-choice-drops-the-token": "a token with a dropped choice is dropped",

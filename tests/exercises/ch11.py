@@ -384,17 +384,26 @@ right_in_loops = right("balancing-bias", answer={"route": _loop_route, "update":
 # 11.4 more tokens than places
 
 
-def _places(experts, n_experts, capacity, group, priority, *, each=False, last=False, one=False, by_sequence=False):
+def _places(
+    experts, n_experts, capacity, group, priority, *, each=False, last=False, one=False, by_sequence=False, rest=False
+):
     B, T, k = experts.shape
     slots = [(b, t, j) for b in range(B) for t in range(T) for j in range(k)]
     if priority == "choice":
-        slots.sort(key=lambda slot: (slot[0], slot[2]) if by_sequence else slot[2])
+        slots.sort(key=lambda slot: (slot[0], slot[2]) if by_sequence else min(slot[2], 1) if rest else slot[2])
     taken, found = {}, torch.zeros(experts.shape, dtype=torch.bool)
     for b, t, j in reversed(slots) if last else slots:
         queue = (b if group == "sequence" else 0, 0 if one else int(experts[b, t, j]), j if each else 0)
         if taken.get(queue, 0) < capacity:
             taken[queue] = taken.get(queue, 0) + 1
             found[b, t, j] = True
+    return found
+
+
+def _two_choices(experts, *rules):
+    """Keeps no third choice where first choices come first."""
+    found = _places(experts, *rules)
+    found[:, :, 2:] &= rules[-1] == "token"
     return found
 
 
@@ -420,6 +429,13 @@ wrong_always_choice = _kept("first-choices-first", kept=lambda e, n, c, g, p: _p
 wrong_places_each = _kept("places-for-each-choice", kept=lambda *a: _places(*a, each=True))
 wrong_one_queue = _kept("one-queue", kept=lambda *a: _places(*a, one=True))
 wrong_by_sequence = _kept("first-choices-of-a-sequence", kept=lambda *a: _places(*a, by_sequence=True))
+wrong_shared_places_by_choice = _kept(
+    "per-batch",
+    kept=lambda e, n, c, g, p: _places(e, n, c, "batch" if p == "choice" else g, p),
+)
+wrong_the_rest_by_token = _kept("the-rest-token-by-token", kept=lambda *a: _places(*a, rest=True))
+wrong_two_choices = _kept(says="How many places were taken", kept=lambda *a: _two_choices(*a))
+wrong_shape_of_two = _kept(says="has the shape", kept=lambda e, *a: _places(e[:, :, :2], *a))
 wrong_whole_tokens = _kept(
     "a-dropped-choice-drops-the-token",
     kept=lambda *a: _places(*a) & _places(*a).all(2, keepdim=True),
