@@ -51,6 +51,9 @@ def bubbles_cases(seed: int) -> list[Case]:
     pair = [(rank, what, end - (f if what == "F" else b), end) for (rank, what, _), end in ends.items()]
     late = int(rng.integers(200, 900))
     waits = [*lane(0, 0, 4, True), *lane(1, int(rng.integers(5, 9)), 4, True), *lane(2, 9, 6, True)]
+    inner = [*lane(0, 6, 4), *lane(1, 9, 4)]
+    over = max(row[3] for row in inner)
+    outer = [(1, "recv", 2, 9), *inner, (0, "recv", max(row[3] for row in inner if not row[0]), over + 5)]
     return [
         {"name": "two micro-batches on two ranks", "rows": pair, "ranks": 2},
         {"name": "three ranks that start one after the other", "rows": lane(0, 0, 6) + lane(1, 7, 5) + lane(2, 15, 4),
@@ -58,13 +61,14 @@ def bubbles_cases(seed: int) -> list[Case]:
         {"name": "the first pass starts late", "rows": lane(0, late, 4) + lane(1, late + 9, 6), "ranks": 2},
         {"name": "rows in no order, one rank much busier", "rows": mixed(lane(0, 0, 3) + lane(1, 11, 14)), "ranks": 2},
         {"name": "ranks that stand in a receive", "rows": waits, "ranks": 3},
+        {"name": "a receive begins first, and one ends last", "rows": mixed(outer), "ranks": 2},
         {"name": "a rank that has nothing to do", "rows": lane(0, 0, 6) + lane(2, 12, 4), "ranks": 4},
         {"name": "no bubble at all", "rows": [(0, "F", 3, 8), (0, "B", 8, 8 + b)], "ranks": 1},
     ]  # fmt: skip
 
 
 def bubbles_run(answer: Callable[..., Any], case: Case) -> Any:
-    returned = answer([tuple(row) for row in case["rows"]], case["ranks"])
+    returned = answer(case["rows"], case["ranks"])
     returned = returned.tolist() if hasattr(returned, "tolist") else returned
     return [plain(part) for part in returned] if isinstance(returned, (list, tuple)) else {"kind": kind(returned)}
 
@@ -90,6 +94,8 @@ def _guesses(rows: list[Row], ranks: int) -> dict[str, tuple[float, float]]:
         waits(min(row[2] for row in lane), max(row[3] for row in lane), rank) for rank, lane in enumerate(busy) if lane
     )
     seen = [rank for rank in everyone if full[rank]]
+    computing = [row for lane in busy for row in lane]
+    inside = min(row[2] for row in computing), max(row[3] for row in computing)
     total, ideal = _pair(idle, work)
     found = {
         "right": (total, ideal),
@@ -101,8 +107,13 @@ def _guesses(rows: list[Row], ranks: int) -> dict[str, tuple[float, float]]:
         "the-clock-starts-with-each-rank": _pair(own, work),
         "ends-with-the-last-row": _pair(idle - ranks * (last - rows[-1][3]), work),
         "a-rank-without-work-is-no-rank": _pair(sum(waits(first, last, rank) for rank in seen), work),
+        "no rank above the last with a row": _pair(
+            sum(waits(first, last, rank) for rank in range(max(seen) + 1)), work
+        ),
+        "computing rows alone": _pair(sum(waits(*inside, rank) for rank in everyone), work),
         "busy": (1 - total, work / (idle + work)),
         "idle time": (float(idle), float(idle)),
+        "times": (float(idle), float(work)),
     }
     if busy[0]:
         own_work = sum(row[3] - row[2] for row in busy[0])
@@ -126,12 +137,15 @@ BUBBLES_HINTS = {
     ),
     "ends-with-the-last-row": "the step was ended with the last row of the list. Are the rows in order?",
     "a-rank-without-work-is-no-rank": "a rank without a row was left out. What does its device do all the while?",
+    "no rank above the last with a row": "a rank without a row was left out. What does its device do all the while?",
+    "computing rows alone": "the step was measured over computing rows alone. Which rows does it last over?",
     "one-rank-stands-for-all": "those are the bubbles of rank 0 alone. Are the ranks alike here?",
     "idle of all, time of one": "the idle time of all ranks, over the time of one",
     "the-step-is-the-ideal": "the first is right. In the second, all ranks' idle time stands over the step of one rank",
     "a-mean-of-ratios": "the first is right. The second is a mean of ratios. How much do all ranks wait, and work?",
     "busy": "that is the share of time in which ranks compute; the bubble is the rest",
     "idle time": "that is the idle time; it wants to be divided",
+    "times": "those are the idle time and the ideal, in ms. Which share of what is each bubble?",
 }
 
 
@@ -152,11 +166,14 @@ def bubbles_judge(case: Case, returned: Any) -> Wrong | None:
         return Wrong("those are percent; a fraction is asked for, such as 0.25", form=True)
     for rule, guess in guesses.items():
         if not _equal(guess, right) and _equal(returned, guess):
-            return Wrong(BUBBLES_HINTS[rule], rule if rule in BUBBLES.misconceptions else None)
+            rule_of = {"no rank above the last with a row": "a-rank-without-work-is-no-rank"}.get(rule, rule)
+            return Wrong(BUBBLES_HINTS[rule], rule_of if rule_of in BUBBLES.misconceptions else None)
     for which, got, want in zip(("idle / total", "idle / ideal"), returned, right, strict=True):
         close = nearly(got, want)
         if close:
             return Wrong(f"{which} is {close}")
+        if got and got != want and got in (round(want, 1), round(want, 2), round(want, 3)):
+            return Wrong(f"{which} is {got:.4g}, and that is rounded: return the fraction as it comes out")
         if not same(got, want, 1e-9):
             return Wrong(
                 f"{which} is {got:.4g}, and that is not it. How long is the step, and how long does each rank compute?"

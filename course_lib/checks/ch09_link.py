@@ -12,11 +12,14 @@ __all__ = ["Link", "Stands", "Watched"]
 
 
 class Stands(Exception):
-    """Raised where the stage would wait for ever, or sends what cannot be sent. `rule`: the misconception behind it."""
+    """Raised where the stage would wait for ever, or sends what cannot be sent. `rule`: the misconception behind it.
 
-    def __init__(self, text: str, rule: str = "") -> None:
+    `wanted`: what the neighbour stands waiting for, where it waits for something.
+    """
+
+    def __init__(self, text: str, rule: str = "", wanted: Pass | None = None) -> None:
         super().__init__(text)
-        self.rule = rule
+        self.rule, self.wanted = rule, wanted
 
 
 class Watched(nn.Module):
@@ -87,6 +90,7 @@ class Link:
         self._posted: dict[str, dict[Pass, _Send]] = {"before": {}, "after": {}}
         self._arrived: dict[str, dict[int, Tensor]] = {"before": {}, "after": {}}
         self._losses: list[int] = []
+        self._gradients_in: list[int] = []
 
     def input(self, k: int) -> Tensor:
         """The tokens of micro-batch k, on the first stage."""
@@ -105,6 +109,7 @@ class Link:
     def receive_gradient(self, k: int) -> Tensor:
         """Blocks until the stage after has sent the gradient of micro-batch k."""
         self._take("after", "B", k)
+        self._gradients_in.append(k)
         return self._gradients[k].clone()
 
     def send_activation(self, k: int, tensor: Tensor) -> _Send:
@@ -121,6 +126,7 @@ class Link:
             raise Stands(
                 f"stage {self._stage} asks for `link.loss`; only the last stage has targets", "every-stage-has-a-loss"
             )
+        self._losses.append(k)
         return (output - self._gradients[k]).square().sum() / 64
 
     def _neighbour(self, side: str) -> int:
@@ -138,6 +144,10 @@ class Link:
         todo, posted = self._todo[side], self._posted[side]
         while todo and todo[0][0] == "recv" and todo[0][1:] in posted:
             todo.pop(0)
+
+    def _wanted(self, side: str) -> Pass | None:
+        verb, what, k = self._todo[side][0]
+        return (what, k) if verb == "recv" else None
 
     def _standing(self, side: str) -> str:
         verb, what, k = self._todo[side][0]
@@ -157,7 +167,9 @@ class Link:
         if ("send", what, k) not in todo:
             raise Stands(f"stage {self._stage} waits for {thing}, and stage {other} does not send it (again)")
         raise Stands(
-            f"stage {self._stage} waits for {thing}, and stage {other} {self._standing(side)}", "any-order-will-do"
+            f"stage {self._stage} waits for {thing}, and stage {other} {self._standing(side)}",
+            "any-order-will-do",
+            self._wanted(side),
         )
 
     def _post(self, side: str, what: str, k: int, tensor: Any) -> _Send:
@@ -182,7 +194,7 @@ class Link:
             other = self._stage + (1 if side == "after" else -1)
             thing = f"the {'activation' if name[0] == 'F' else 'gradient'} of micro-batch {name[1]}"
             text = f"stage {self._stage} waits until stage {other} has received {thing}, and stage {other}"
-            raise Stands(f"{text} {self._standing(side)}", "every-send-is-waited-for-at-once")
+            raise Stands(f"{text} {self._standing(side)}", "every-send-is-waited-for-at-once", self._wanted(side))
 
     def _unsent(self) -> list[Pass]:
         """Sends whose end nobody waited for."""

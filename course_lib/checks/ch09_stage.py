@@ -16,14 +16,20 @@ __all__ = ["STAGE"]
 
 ROWS, INTO, OUT, TOKENS = 4, 5, 3, 11
 
+GPIPE_BEFORE_1F1B = "F0 F1 F2 F3 B0 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"
+OTHER_ORDERS = "F0 F1 F2 F3 B2 B1 B3 B0", "F0 F1 F2 F3 B1 B2 B0 B3", "F1 B1 F2 B2 F0 B0 F3 B3"
+"""Lists of the stages, in which a stage's send waits for a neighbour that first wants something else."""
+
 
 def stage_cases(seed: int) -> list[Case]:
     """Each kind of stage, each kind of order; numbers follow the seed. `lists`: what every stage does."""
     g = torch.Generator().manual_seed(seed + 907)
 
-    def case(name: str, stage: int, stages: int, count: int, order: str = "1f1b") -> Case:
+    def case(name: str, stage: int, stages: int, count: int, order: str | tuple[str, ...] = "1f1b") -> Case:
         lists = one_f_one_b(stages, count)
-        if order != "1f1b":
+        if isinstance(order, tuple):
+            lists = [[(item[0], int(item[1:])) for item in items.split()] for items in order]
+        elif order != "1f1b":
             back = range(count) if order == "gpipe" else reversed(range(count))
             lists = [[("F", k) for k in range(count)] + [("B", k) for k in back]] * stages
         first = stage == 0
@@ -49,28 +55,41 @@ def stage_cases(seed: int) -> list[Case]:
         case("stage 1 of 3, GPipe", 1, 3, 5, "gpipe"),
         case("stage 1 of 3, the last micro-batch comes back first", 1, 3, 4, "reversed"),
         case("stage 2 of 4, one micro-batch", 2, 4, 1),
+        case("the first of 2 stages, GPipe here, 1F1B after it", 0, 2, 4, GPIPE_BEFORE_1F1B),
+        case("stage 1 of 3, each stage in another order", 1, 3, 4, OTHER_ORDERS),
     ]
+
+
+NO_GRAPH = "a backward was begun from a tensor without a graph. What was kept in forward, and where was its graph cut?"
 
 
 def stage_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     if not callable(answer):
         raise WrongForm(f"hand in the function itself, `run_stage`; yours is {kind(answer)}")
     stage, link = Watched(case["weight"], case["bias"]), _link(case)
-    told: dict[str, Any] = {"stopped": None, "rule": ""}
-    actions = [tuple(item) for item in case["lists"][case["stage"]]]
+    told: dict[str, Any] = {"stopped": None, "rule": "", "wanted": None, "returned": None}
+    given = case["lists"][case["stage"]]
+    actions = [tuple(item) for item in given]
     try:
-        answer(list(actions), stage, link)
+        returned = answer(given, stage, link)
+        told["returned"] = None if returned is None else kind(returned)
     except Stands as error:
-        told.update(stopped=str(error), rule=error.rule)
+        told.update(stopped=str(error), rule=error.rule, wanted=error.wanted)
     except Exception as error:
-        if is_stub(error) or isinstance(error, TimeoutError) or _in_order(actions, stage._log):
+        if is_stub(error) or isinstance(error, TimeoutError):
+            raise
+        if isinstance(error, RuntimeError) and "does not have a grad_fn" in str(error):
+            told.update(stopped=NO_GRAPH)
+        elif _in_order(actions, stage._log):
             raise
     return {
         **told,
         "log": stage._log,
         "most": stage._most,
         "unsent": link._unsent(),
-        "sent": [what for side in link._posted.values() for what, _ in side],
+        "sent": [name for side in link._posted.values() for name in side],
+        "losses": link._losses,
+        "gradients_in": link._gradients_in,
         "activations": link._arrived["after"],
         "gradients": link._arrived["before"],
         "weight": None if stage.weight.grad is None else stage.weight.grad,
@@ -92,8 +111,8 @@ def _named(actions: list[Pass], log: list[Pass]) -> list[Pass]:
     return [(what, forwards[number] if number < len(forwards) else -1) for what, number in log]
 
 
-def _oracle(case: Case) -> dict[str, Any]:
-    """All that the stage sends and adds up, in float64, written out: y = tanh(x W' + b)."""
+def _oracle(case: Case, ones: bool = False) -> dict[str, Any]:
+    """All that the stage sends and adds up, in float64, written out: y = tanh(x W' + b). `ones`: of the sum of y."""
     weight, bias = case["weight"].double().numpy(), case["bias"].double().numpy()
     sums, shares = [np.zeros_like(weight), np.zeros_like(bias)], []
     out: dict[str, Any] = {"activations": {}, "gradients": {}}
@@ -103,7 +122,7 @@ def _oracle(case: Case) -> dict[str, Any]:
         g = target.double().numpy()
         if case["stage"] == case["stages"] - 1:
             g = 2 * (y - g) / 64
-        dz = g * (1 - y * y)
+        dz = (np.ones_like(g) if ones else g) * (1 - y * y)
         shares.append((dz.T @ x, dz.sum(0)))
         sums = [sums[0] + shares[-1][0], sums[1] + shares[-1][1]]
         out["activations"][k], out["gradients"][k] = y, dz @ weight
@@ -117,10 +136,16 @@ def stage_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     wrong = _wrong_order(actions, log, returned["stopped"])
     if wrong is not None:
         return wrong
+    wrong = _not_begun(case, actions[: len(log)], returned)
+    if wrong is not None:
+        return wrong
     if returned["stopped"]:
-        waits = returned["rule"] == "any-order-will-do"
-        if waits and case["stage"] and any(what == "B" for what, _ in log) and "B" not in returned["sent"]:
-            return Wrong(f"{returned['stopped']}. Which gradients has this stage sent?", "gradients-stay")
+        wanted = tuple(returned["wanted"] or ())
+        if wanted in actions[: len(log)] and wanted not in map(tuple, returned["sent"]):
+            what, k = wanted
+            if what == "B":
+                return Wrong(f"{returned['stopped']}. Which gradients has this stage sent?", "gradients-stay")
+            return Wrong(f"{returned['stopped']}. Its forward has run here: who sends what came out?")
         ask = {
             "any-order-will-do": "In which order do you receive?",
             "every-send-is-waited-for-at-once": "When do you have to know that a send has ended?",
@@ -133,7 +158,20 @@ def stage_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         return Wrong(
             f"nobody waited for the send of the {thing}: when is its tensor free?", "a-send-is-done-when-it-returns"
         )
-    return _wrong_numbers(case, returned) or _wrong_memory(case, actions, returned["most"])
+    wrong = _wrong_numbers(case, returned) or _wrong_memory(case, actions, returned["most"])
+    if wrong is None and returned["returned"]:
+        return Wrong(f"all numbers are right. The function is to return nothing; {returned['returned']} came back")
+    return wrong
+
+
+def _not_begun(case: Case, done: list[Pass], returned: dict[str, Any]) -> Wrong | None:
+    """A backward that ran without what it begins from: the loss, or the gradient from the stage after."""
+    last = case["stage"] == case["stages"] - 1
+    for what, k in done:
+        if what == "B" and k not in returned["losses" if last else "gradients_in"]:
+            call = f"link.{'loss(out' if last else 'receive_gradient('}{', ' * last}{k})"
+            return Wrong(f"the backward of micro-batch {k} ran without `{call}`. What did it begin from?")
+    return None
 
 
 def _wrong_order(actions: list[Pass], log: list[Pass], stopped: str | None) -> Wrong | None:
@@ -172,6 +210,10 @@ def _near(got: Any, want: Any) -> bool:
 
 def _wrong_numbers(case: Case, returned: dict[str, Any]) -> Wrong | None:
     right, count = _oracle(case), len(case["inputs"])
+    ones = _oracle(case, ones=True)
+    if returned["weight"] is not None and _near(returned["weight"], ones["weight"]):
+        what = "loss" if case["stage"] == case["stages"] - 1 else "gradient that came from the stage after"
+        return Wrong(f"those are the gradients of the sum of what came out. What became of the {what}?")
     ends = {"activations": case["stage"] < case["stages"] - 1, "gradients": case["stage"] > 0}
     for what, wanted in ends.items():
         one = "activation" if what == "activations" else "gradient of its input"

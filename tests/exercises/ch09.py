@@ -19,6 +19,11 @@ def _times(rows, ranks, kinds=("F", "B")):
     return busy, step, ranks * step - busy
 
 
+def _bubbles(rows, ranks):
+    busy, step, idle = _times(rows, ranks)
+    return idle / (ranks * step), idle / busy
+
+
 @wrong("two-bubbles", "the-other-way-round")
 def wrong_swapped(rows, ranks):
     busy, step, idle = _times(rows, ranks)
@@ -95,6 +100,34 @@ def wrong_counts_ranks(rows, ranks):
     ranks = len({row[0] for row in rows})
     busy, step, idle = _times(rows, ranks)
     return idle / (ranks * step), idle / busy
+
+
+@wrong("two-bubbles", says="measured over computing rows alone")
+def wrong_without_receives(rows, ranks):
+    return _bubbles([row for row in rows if row[1] != "recv"], ranks)
+
+
+@wrong("two-bubbles", says="your code changed what it was given")
+def wrong_sorts_the_rows(rows, ranks):
+    rows.sort()
+    return _bubbles(rows, ranks)
+
+
+@wrong("two-bubbles", "a-rank-without-work-is-no-rank")
+def wrong_ranks_of_the_last(rows, ranks):
+    return _bubbles(rows, max(row[0] for row in rows) + 1)
+
+
+@wrong("two-bubbles", says="Which share of what")
+def wrong_in_ms(rows, ranks):
+    busy, _step, idle = _times(rows, ranks)
+    return idle, busy
+
+
+@wrong("two-bubbles", says="that is rounded")
+def wrong_rounded(rows, ranks):
+    busy, step, idle = _times(rows, ranks)
+    return round(idle / (ranks * step), 2), round(idle / busy, 2)
 
 
 @wrong("two-bubbles", says="those are percent")
@@ -576,6 +609,42 @@ class wrong_waits_at_once(_Loop):
         handle.wait()
 
 
+class _OneSend:
+    """A link on which one send is on its way: the next one begins when it has ended."""
+
+    def __init__(self, link):
+        self._link, self._handle = link, None
+
+    def __getattr__(self, name):
+        return getattr(self._link, name)
+
+    def _next(self, send, k, tensor):
+        if self._handle:
+            self._handle.wait()
+        self._handle = send(k, tensor)
+        return self._handle
+
+    def send_activation(self, k, tensor):
+        return self._next(self._link.send_activation, k, tensor)
+
+    def send_gradient(self, k, tensor):
+        return self._next(self._link.send_gradient, k, tensor)
+
+
+@_stage("every-send-is-waited-for-at-once", says="of micro-batch 1, and stage 1 waits until stage 0 receives")
+class wrong_waits_for_the_send_before(_Loop):
+    def __call__(self, actions, stage, link):
+        super().__call__(actions, stage, _OneSend(link))
+
+
+@_stage("every-send-is-waited-for-at-once")
+class wrong_waits_for_the_oldest_send(_Loop):
+    def backward(self, k):
+        super().backward(k)
+        if self.sends:
+            self.sends.pop(0).wait()
+
+
 @_stage("a-send-is-done-when-it-returns")
 class wrong_never_waits(_Loop):
     def end(self):
@@ -650,6 +719,66 @@ class wrong_loss_everywhere(_Loop):
     def forward(self, k):
         x = self.take(k)
         self.put(k, (x, self.link.loss(self.stage(x), k)))
+
+
+@_stage(says="who sends what came out?")
+class wrong_sends_no_activation(_Loop):
+    def forward(self, k):
+        x = self.take(k)
+        out = self.stage(x)
+        self.put(k, (x, self.link.loss(out, k) if self.link.last else out))
+
+
+@_stage(says="ran without `link.loss(out, 0)`")
+class wrong_sum_for_loss(_Loop):
+    def forward(self, k):
+        x = self.take(k)
+        out = self.stage(x)
+        if not self.link.last:
+            self.sent(self.link.send_activation(k, out.detach()))
+        self.put(k, (x, out.sum() if self.link.last else out))
+
+
+@_stage(says="ran without `link.receive_gradient(0)`")
+class wrong_receives_no_gradient(_Loop):
+    def backward(self, k):
+        x, out = self.get(k)
+        out.sum().backward()
+        if not self.link.first:
+            self.sent(self.link.send_gradient(k, x.grad))
+
+
+@_stage(says="What became of the gradient that came from the stage after?")
+class wrong_uses_no_gradient(_Loop):
+    def backward(self, k):
+        x, out = self.get(k)
+        if not self.link.last:
+            self.link.receive_gradient(k)
+        out.sum().backward()
+        if not self.link.first:
+            self.sent(self.link.send_gradient(k, x.grad))
+
+
+@_stage(says="where was its graph cut?")
+class wrong_keeps_what_it_sent(_Loop):
+    def put(self, k, pair):
+        x, out = pair
+        self.kept[k] = (x, out) if self.link.last else (x, out.detach())
+
+
+@wrong("run-a-stage", says="is to return nothing; a list")
+def wrong_returns_its_handles(actions, stage, link):
+    loop = _Loop()
+    loop(actions, stage, link)
+    return loop.sends
+
+
+@wrong("run-a-stage", says="your code changed what it was given")
+def wrong_empties_the_list(actions, stage, link):
+    mine = []
+    while actions:
+        mine.append(actions.pop(0))
+    _Loop()(mine, stage, link)
 
 
 @_stage(says="did not run")
