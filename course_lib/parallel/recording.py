@@ -10,10 +10,13 @@
     replay(costs, "1f1b", 2, 8)                   # what the simulator makes of them, to be held against `best`
     replay(costs, "1f1b", 8, 32)                  # virtual time: eight ranks that this machine does not have
 
+    core_share(ranks=2)                           # near 1 if each rank has a core: only then are times fair
+
 A slot is computing only. While a rank waits for a receive to return it does nothing else: that is bubble, however much
 a profiler calls it communication.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,6 +24,7 @@ from statistics import median
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from course_lib.config import ModelConfig, preset
 from course_lib.errors import ScheduleError
@@ -31,7 +35,7 @@ from course_lib.parallel.launch import run_ranks
 from course_lib.parallel.pipeline import Pipeline, Schedule
 from course_lib.parallel.schedule import PipelineTimeline, run, simulate
 
-__all__ = ["Costs", "Recording", "costs_of", "quickest", "record", "recorded_timeline", "replay"]
+__all__ = ["Costs", "Recording", "core_share", "costs_of", "quickest", "record", "recorded_timeline", "replay"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,6 +164,19 @@ def _steps(
         strategy.step()
         found.append(strategy.recorded)
     return found[1:]
+
+
+def core_share(ranks: int = 2, seconds: float = 0.25) -> float:
+    """The smallest share of a core that one of `ranks` gets while all of them compute: 1 at best."""
+    return min(run_ranks(partial(_spin, seconds), ranks))
+
+
+def _spin(seconds: float) -> float:
+    dist.barrier()
+    start, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() - start < seconds:
+        pass
+    return (time.process_time() - used) / (time.perf_counter() - start)
 
 
 def quickest(runs: Iterable[Recording]) -> Recording:

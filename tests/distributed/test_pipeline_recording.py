@@ -9,7 +9,16 @@ import pytest
 from course_lib.config import preset
 from course_lib.errors import ScheduleError
 from course_lib.parallel.pipeline import Pipeline
-from course_lib.parallel.recording import Costs, Recording, costs_of, quickest, record, recorded_timeline, replay
+from course_lib.parallel.recording import (
+    Costs,
+    Recording,
+    core_share,
+    costs_of,
+    quickest,
+    record,
+    recorded_timeline,
+    replay,
+)
 from course_lib.parallel.schedule import Action, actions, simulate
 
 SMALL = preset("mini", n_layers=4, d_model=32, n_heads=2, d_ff=64, vocab_size=64, context=32, tie_embeddings=False)
@@ -141,3 +150,7 @@ def test_without_record_nothing_is_kept() -> None:
     strategy = Pipeline(uneven_model(), adamw, schedule="gpipe")
     strategy.forward_backward(*uneven_batches(1, 1, 1)[0], valid=1)
     assert strategy.recorded == []
+
+
+def test_a_rank_alone_has_at_most_a_core() -> None:
+    assert 0.05 < core_share(1, seconds=0.2) < 1.1
