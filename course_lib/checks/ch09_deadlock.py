@@ -68,7 +68,7 @@ def deadlock_text(variant: int) -> str:
 
 
 def deadlock_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """Exact: numbers of entries. Any move that mends is right; the lists are run with it."""
+    """Exact: numbers of entries. Any move that mends is right; the lists are run with it. One of two right is free."""
     form = _form(returned)
     if form is not None:
         return form
@@ -80,7 +80,7 @@ def deadlock_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         before = "the move is right. " if move is None else ""
         return Wrong(before + found.message, found.misconception, found.form or (move is None))
     if move is not None:
-        return Wrong("`stuck` is right. " + move.message, move.misconception, move.form)
+        return Wrong("`stuck` is right. " + move.message, move.misconception, form=True)
     return None
 
 

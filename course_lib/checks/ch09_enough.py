@@ -97,12 +97,13 @@ def enough_text(variant: int) -> str:
         f"The bubble, as idle / {run['of']}, has to be under {int(run['target'] * 100)}%.\n\n"
         "choice:   the smallest number of micro-batches for which it is\n"
         f"evidence: the bubble, as idle / {run['of']}, with the next smaller number of micro-batches\n"
-        "          that is possible, as a fraction with four digits, such as 0.1234 or 0.06543"
+        "          that is possible, as a fraction with four significant digits,\n"
+        "          such as 0.1234 or 0.06543 (not 0.0654)"
     )
 
 
 def enough_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """The number is exact; the bubble within 0.051%: four digits, rounded."""
+    """The number is exact; the bubble within 0.051%: four significant digits, rounded."""
     form = wrong_form(returned, ("choice", "evidence"))
     if form is not None:
         return form
@@ -181,7 +182,8 @@ def _wrong_evidence(run: dict[str, Any], value: float) -> Wrong:
         if math.isclose(value, guess, rel_tol=5.1e-4) and not math.isclose(guess, run["evidence"], rel_tol=1e-3):
             return Wrong(before + message, form=True)
     if math.isclose(value, run["evidence"], rel_tol=1e-2):
-        return Wrong(before + "The evidence is nearly right: four digits are asked for", form=True)
+        close = "The evidence is nearly right: four significant digits are asked for; zeros in front do not count"
+        return Wrong(before + close, form=True)
     return Wrong(
         before + "The evidence is not: which number of micro-batches comes before it, and how long do ranks wait then?",
         form=True,

@@ -98,7 +98,7 @@ def next_text(variant: int) -> str:
 
 
 def next_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """Letter and ms are exact: whole numbers."""
+    """Letter and ms are exact: whole numbers. A wrong letter costs a try even beside the right ms: there are four."""
     form = wrong_form(returned, ("choice", "evidence"))
     if form is not None:
         return form
@@ -112,7 +112,7 @@ def next_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if given != run["choice"]:
         wrong = _wrong_choice(int(returned["variant"]) % len(PLANS), given)
         before = "the evidence is right, the choice is not: " if half else ""
-        return Wrong(before + wrong.message, wrong.misconception, form=half)
+        return Wrong(before + wrong.message, wrong.misconception)
     if value is None:
         return Wrong("the choice is right; `evidence` is still empty", form=True)
     return None if half else _wrong_evidence(run, float(value))
@@ -140,6 +140,8 @@ def _wrong_choice(plan: int, given: str) -> Wrong:
         return Wrong(message, belief)
     if given == "A" and PLANS[plan][0] in "BD":
         return Wrong(message, "a-full-timeline-is-a-right-one")
+    if given == "D":
+        return Wrong("which gradient of this batch comes after its rank's update in this plan?")
     if plan == 0 and given == "B":
         return Wrong(f"rank 0 does not start the next batch with old weights here: {message}")
     return Wrong(message)

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from course_lib.checks.ch09 import BUBBLES
-from course_lib.checks.ch09_deadlock import SHAPES, deadlock
+from course_lib.checks.ch09_deadlock import DEADLOCK, SHAPES, deadlock
 from course_lib.checks.ch09_enough import KINDS, bubble, enough, legal
 from course_lib.checks.ch09_messages import Lists, mends, moved, run_lists
-from course_lib.checks.ch09_next import PLANS, next_batch
+from course_lib.checks.ch09_next import NEXT, PLANS, next_batch
 from course_lib.checks.ch09_order import COST, ORDER, held
 from course_lib.checks.ch09_play import Pass, one_f_one_b, play
 from course_lib.checks.ch09_skip import SKIP, crossings
 from course_lib.checks.ch09_stage import STAGE, _oracle
+from course_lib.checks.core import evaluate
 from course_lib.errors import ScheduleError
 from course_lib.parallel.schedule import Action, actions, run, simulate
 from course_lib.planning.communication import boundary_bytes
@@ -126,6 +127,27 @@ def test_ranks_stand_in_one_place_whoever_goes_first(variant: int) -> None:
     assert cures
     assert all(_in_any_order(moved(lists, *cure), 0) == [None] * len(lists) for cure in cures)
     assert lists != deadlock(variant + len(SHAPES))
+
+
+def test_one_of_the_two_right_costs_no_pipeline() -> None:
+    """As the text of 9.4 says; both wrong costs a try."""
+    lists = deadlock(0)
+    right = {"variant": 0, "stuck": run_lists(lists), "mend": mends(lists)[0]}
+    for wrong in ({"mend": (0, 9, 0)}, {"mend": (1, 4, 0)}, {"stuck": [1, 0]}, {"mend": None}):
+        outcome = evaluate(DEADLOCK, {**right, **wrong})
+        assert outcome.status == "failed" and outcome.form, outcome.line
+    outcome = evaluate(DEADLOCK, {**right, "stuck": [1, 0], "mend": (0, 9, 0)})
+    assert outcome.status == "failed" and not outcome.form, outcome.line
+
+
+@pytest.mark.parametrize("variant", range(len(PLANS)))
+def test_a_wrong_letter_costs_a_try_and_a_wrong_number_does_not(variant: int) -> None:
+    told = next_batch(variant)
+    right = {"variant": variant, "choice": told["choice"], "evidence": told["evidence"]}
+    for letter in "ABCD".replace(told["choice"], ""):
+        assert not evaluate(NEXT, {**right, "choice": letter}).form
+    outcome = evaluate(NEXT, {**right, "evidence": told["evidence"] + 1})
+    assert outcome.status == "failed" and outcome.form, outcome.line
 
 
 @pytest.mark.parametrize("variant", range(2 * len(PLANS)))
