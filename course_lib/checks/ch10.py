@@ -2,12 +2,13 @@
 
 `ch10_column` and `ch10_row` have the two split layers (what they share is in `ch10_linear`), `ch10_traffic` the
 reasoning exercise, `ch10_softmax` the online softmax, `ch10_zigzag` the split of a sequence, `ch10_ring` ring
-attention. The ranks that talk without processes are in `ch10_group`.
+attention with what is in `ch10_blocks`. The ranks that talk without processes are in `ch10_group`.
 """
 
+from course_lib.checks.ch10_blocks import Blocks
 from course_lib.checks.ch10_column import COLUMN
 from course_lib.checks.ch10_group import together
-from course_lib.checks.ch10_ring import RING_ATTENTION, Blocks
+from course_lib.checks.ch10_ring import RING_ATTENTION
 from course_lib.checks.ch10_row import ROW
 from course_lib.checks.ch10_softmax import MERGE
 from course_lib.checks.ch10_traffic import TENSOR_TRAFFIC, tensor_traffic_text

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.ch10_linear import (
+    afterwards,
     calls_in,
     layer_cases,
     layer_run,
@@ -125,8 +126,8 @@ def _wrong_backward(case: Case, returned: dict[str, Any], right: dict[str, Tenso
         if all(near(a, got[0].double()) for a in got):
             return Wrong("all ranks return the same gradient of x, but not that of the whole layer")
         return Wrong("the gradient of x is not that of the whole layer")
-    for name, dim in (("weight_grad", 0), ("bias_grad", 0)):
-        parts = list(right[name].chunk(n, dim))
+    left = {name: list(right[name].chunk(n)) for name in ("weight_grad", "bias_grad")}
+    for name, parts in left.items():
         held = [rank[name] for rank in ranks]
         wrong = no_tensor(f"`self.{name}`", held, parts)
         if wrong is not None:
@@ -142,7 +143,7 @@ def _wrong_backward(case: Case, returned: dict[str, Any], right: dict[str, Tenso
         told = ", ".join(f"{name} of {elements} numbers" for name, elements in calls)
         message = f"the gradients are right, with {told}. One collective of {most} numbers is enough: of which?"
         return Wrong(message, "travels-too-much")
-    return None
+    return afterwards(returned, left)
 
 
 COLUMN = Exercise(
@@ -167,6 +168,7 @@ COLUMN = Exercise(
         "adds-up-twice": "to add up more often does no harm",
         "every-gradient-is-reduced": "every gradient is summed over the ranks, as in data parallel",
         "travels-too-much": "what is not there has to be sent whole",
+        "adds-to-the-last-call": "what a backward leaves is added to what the last one left",
         "a-collective-is-for-some": "only the ranks that need a result call a collective",
     },
 )

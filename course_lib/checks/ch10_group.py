@@ -8,6 +8,7 @@ the start, up to its next call. So `work` has to do the same each time, and what
 import io
 import sys
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor
 from course_lib.checks.core import kind
 from course_lib.checks.guard import is_learners
 
-__all__ = ["Apart", "Call", "Group", "ranks_here", "together"]
+__all__ = ["Apart", "Call", "Group", "ranks_here", "together", "untouched"]
 
 
 class Apart(RuntimeError):
@@ -44,12 +45,14 @@ class Group:
     """What a rank knows of the others: its own number, how many there are, and ways to talk.
 
     stage: a word that the check sets, such as "backward"; it stands in every call.
+    arrived: what `rotate` has returned, as long as somebody holds it.
     """
 
     rank: int
     size: int
     stage: str = ""
     calls: list[Call] = field(default_factory=list, repr=False)
+    arrived: "list[weakref.ref[Tensor]]" = field(default_factory=list, repr=False)
     _results: list[list[Tensor]] = field(default_factory=list, repr=False)
     _pending: tuple[Any, ...] = field(default=(), repr=False)
 
@@ -77,7 +80,9 @@ class Group:
     def rotate(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Send the tensors to the next rank, and return what the rank before this one sends."""
         turn = lambda parts: [parts[rank - 1] for rank in range(self.size)]
-        return tuple(self._call("rotate", list(tensors), turn))
+        arrived = self._call("rotate", list(tensors), turn)
+        self.arrived += map(weakref.ref, arrived)
+        return tuple(arrived)
 
     def _call(
         self, name: str, tensors: list[Tensor], finish: Callable[[list[list[Tensor]]], list[list[Tensor]]]
@@ -135,6 +140,11 @@ def ranks_here(work: Callable[[Group], Any], ranks: int) -> dict[str, Any]:
         return {"ranks": together(work, ranks)}
     except Apart as apart:
         return {"stopped": str(apart)}
+
+
+def untouched(given: Sequence[Tensor], copies: Sequence[Tensor]) -> bool:
+    """Whether the tensors that an answer was given still hold what these copies of them hold."""
+    return all(map(torch.equal, given, copies))
 
 
 def _refuse_apart(waiting: dict[int, tuple[Any, ...]], ranks: int) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lib.checks.ch10_group import Group, ranks_here
-from course_lib.checks.core import Case, Wrong, WrongForm, came, kind
+from course_lib.checks.ch10_group import Group, ranks_here, untouched
+from course_lib.checks.core import CHANGED, Case, Wrong, WrongForm, came, kind
 
-__all__ = ["calls_in", "layer_cases", "layer_run", "near", "no_tensor", "off", "stopped_here", "whole"]
+__all__ = ["afterwards", "calls_in", "layer_cases", "layer_run", "near", "no_tensor", "off", "stopped_here", "whole"]
 
 CLOSE = 1e-4
 """Of the largest number. FP32 sums of up to 30 terms are off by 1e-6, each stated mistake by over 1e-2."""
@@ -39,7 +39,10 @@ def layer_cases(seed: int, number: int, sizes: dict[str, tuple[int, int, int, in
 
 
 def layer_run(answer: Any, case: Case, *, split: str) -> dict[str, Any]:
-    """What each rank's layer holds and returns. `split`: "output" or "input", the side on which ranks have parts."""
+    """What each rank's layer holds and returns, and what a second pass leaves (`again`).
+
+    split: "output" or "input", the side on which ranks have parts.
+    """
     if not isinstance(answer, type):
         raise WrongForm(f"hand in the class itself, without brackets after it; yours is {kind(answer)}")
     outputs, inputs = case["weight"].shape
@@ -48,19 +51,27 @@ def layer_run(answer: Any, case: Case, *, split: str) -> dict[str, Any]:
     biases = [outputs // n] if split == "output" else [outputs]
 
     def work(group: Group) -> dict[str, Any]:
-        layer = answer(case["weight"].clone(), case["bias"].clone(), group)
+        part = lambda t: t.chunk(n, -1)[group.rank]
+        x = case["x"] if split == "output" else part(case["x"])
+        pull = part(case["pull"]) if split == "output" else case["pull"]
+        copies = [case["weight"], case["bias"], x, pull]
+        given = [t.clone() for t in copies]
+        layer = answer(*given[:2], group)
         weight, bias = (_tensor(getattr(layer, name, None)) for name in ("weight", "bias"))
         found = {"weight": weight, "bias": bias}
         shapes = [list(t.shape) if isinstance(t, Tensor) else None for t in (weight, bias)]
         if shapes != [held, biases]:  # forward would fail, and for another reason than it should
             return found
-        part = lambda t: t.chunk(n, -1)[group.rank].clone()
         group.stage = "forward"
-        found["y"] = _tensor(layer.forward(case["x"].clone() if split == "output" else part(case["x"])))
+        found["y"] = _tensor(layer.forward(given[2]))
         group.stage = "backward"
-        found["x_grad"] = _tensor(layer.backward(part(case["pull"]) if split == "output" else case["pull"].clone()))
-        for name in ("weight_grad", "bias_grad"):
-            found[name] = _tensor(getattr(layer, name, None))
+        found["x_grad"] = _tensor(layer.backward(given[3]))
+        left = lambda: {name: _tensor(getattr(layer, name, None)) for name in ("weight_grad", "bias_grad")}
+        found |= left() | {"changed": not untouched(given, copies)}
+        group.stage = "a second pass"
+        layer.forward(x.clone())
+        layer.backward(pull.clone())
+        found["again"] = left()
         found["calls"] = [[call.kind, call.elements, call.stage] for call in group.calls]
         return found
 
@@ -106,6 +117,17 @@ def no_tensor(name: str, got: list[Any], wanted: list[Tensor]) -> Wrong | None:
             return Wrong(f"{name}: a tensor is wanted, on rank {rank} {came(value)}. Is there a `return`?", form=True)
         if value.shape != right.shape:
             return Wrong(f"{name} has shape {tuple(value.shape)} on rank {rank}; {tuple(right.shape)} is wanted")
+    return None
+
+
+def afterwards(returned: dict[str, Any], wanted: dict[str, list[Tensor]]) -> Wrong | None:
+    """For an answer that is right in one pass: what it was given, and the gradients that a second pass leaves."""
+    if any(rank["changed"] for rank in returned["ranks"]):
+        return Wrong(f"outputs and gradients are right, but {CHANGED}")
+    for name, parts in wanted.items():
+        if off([rank["again"][name] for rank in returned["ranks"]], parts):
+            message = f"`self.{name}` is right once, and not after a second forward and backward. Of which is it then?"
+            return Wrong(message, "adds-to-the-last-call")
     return None
 
 

@@ -4,7 +4,6 @@ The ranks are those of `ch10_group`, and in the last case two processes. The ora
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_lib.checks.ch07_ranks import on_ranks, stopped
-from course_lib.checks.ch10_group import Call, Group, ranks_here
-from course_lib.checks.ch10_softmax import partial_of
-from course_lib.checks.core import Case, Exercise, Wrong
+from course_lib.checks.ch10_blocks import Processes, ring_work
+from course_lib.checks.ch10_group import ranks_here
+from course_lib.checks.core import CHANGED, Case, Exercise, Wrong
 
 __all__ = ["RING_ATTENTION"]
 
 CLOSE = 2e-5
 """FP32 sums of up to 24 terms near 1 are off by 1e-6; every stated mistake moves some number by over 1e-2."""
-
-Partial = tuple[Tensor, Tensor, Tensor]
 
 
 def ring_cases(seed: int) -> list[Case]:
@@ -52,73 +49,15 @@ def ring_cases(seed: int) -> list[Case]:
     ]
 
 
-@dataclass
-class Blocks:
-    """What an answer is given to compute with: `attend`, `merge`, `finish`. Counts what `attend` is asked for."""
-
-    asked: list[list[int]] = field(default_factory=list)
-    """For each call: queries, keys, and pairs that are allowed."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Partial:
-        """Partial result of queries (H, T, D) over keys and values (H, S, D); allowed (T, S), True where seen."""
-        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-            raise TypeError("`allowed` is a tensor of True and False")
-        allowed = allowed.expand(q.shape[-2], k.shape[-2])
-        self.asked.append([q.shape[-2], k.shape[-2], int(allowed.sum())])
-        logits = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~allowed, -torch.inf)
-        return partial_of(logits, v)
-
-    def merge(self, first: Partial, second: Partial) -> Partial:
-        """The partial result of the keys of both."""
-        m = torch.maximum(first[0], second[0])
-        safe = torch.where(torch.isneginf(m), torch.zeros_like(m), m)
-        a, b = (first[0] - safe).exp(), (second[0] - safe).exp()
-        o = a.unsqueeze(-1) * first[2] + b.unsqueeze(-1) * second[2]
-        return m, a * first[1] + b * second[1], o
-
-    def finish(self, result: Partial) -> Tensor:
-        """The output (H, T, D)."""
-        return result[2] / result[1].unsqueeze(-1)
-
-
-@dataclass
-class _Processes:
-    """The same `rank`, `size` and `rotate` as a Group has, between processes."""
-
-    rank: int
-    size: int
-    calls: list[Call] = field(default_factory=list)
-
-    def rotate(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        self.calls.append(Call("rotate", sum(t.numel() for t in tensors), ""))
-        arrived = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
-        ops = [dist.P2POp(dist.isend, t.contiguous(), (self.rank + 1) % self.size) for t in tensors]
-        ops += [dist.P2POp(dist.irecv, t, (self.rank - 1) % self.size) for t in arrived]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
-        return tuple(arrived)
-
-
-def _work(answer: Callable[..., Any], case: Case, group: Group | _Processes) -> dict[str, Any]:
-    rows, blocks = case["rows"][group.rank], Blocks()
-    q, k, v = (case[name][:, rows].clone() for name in ("q", "k", "v"))
-    back = answer(q, k, v, rows.clone(), group, blocks)
-    return {
-        "out": back.detach().clone() if isinstance(back, Tensor) else type(back).__name__,
-        "asked": blocks.asked,
-        "calls": [[call.kind, call.elements] for call in group.calls],
-    }
-
-
 def _on_a_process(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
-    return _work(answer, case, _Processes(dist.get_rank(), dist.get_world_size()))
+    return ring_work(answer, case, Processes(dist.get_rank(), dist.get_world_size()))
 
 
 def ring_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     ranks = len(case["rows"])
     if case["real"]:
         return {"processes": on_ranks(_on_a_process, ranks, answer, case)}
-    return ranks_here(lambda group: _work(answer, case, group), ranks)
+    return ranks_here(lambda group: ring_work(answer, case, group), ranks)
 
 
 # The oracle: all queries and keys at once. times (query, key): how often a key is counted for a query.
@@ -262,12 +201,21 @@ def _too_much(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
             return Wrong("the outputs are right, without `attend`: the check counts there what is computed")
         if max(keys for _, keys, _ in one["asked"]) > share:
             return Wrong("the outputs are right; `attend` was given more than one block of keys at once", "all-at-once")
+        if one["visitors"] > 2 * block:
+            message = (
+                f"the outputs are right; rank {rank} holds {one['visitors']} numbers of other ranks' blocks at once"
+            )
+            return Wrong(
+                f"{message}, and a block has {block}. What is left of one after it was computed?", "all-at-once"
+            )
         useful = sum(bool((place[other] <= place[rank][:, None]).any()) for other in range(n))
         if any(allowed == 0 for _, _, allowed in one["asked"]):
             message = f"the outputs are right; rank {rank} computes a block of which it sees nothing"
             return Wrong(message, "what-is-masked-costs-nothing")
         if sum(queries * keys for queries, keys, _ in one["asked"]) > useful * share * share:
             return Wrong(f"the outputs are right; rank {rank} computes something twice")
+        if one["changed"]:
+            return Wrong(f"the outputs are right, but {CHANGED}")
     return None
 
 
@@ -295,6 +243,6 @@ RING_ATTENTION = Exercise(
         "what-is-masked-costs-nothing": "a block that is masked costs nothing",
         "the-ring-is-closed": "blocks travel until they are home again",
         "queries-travel-too": "queries travel with keys and values",
-        "all-at-once": "the keys are put together before attention begins",
+        "all-at-once": "the blocks are brought together before attention begins",
     },
 )

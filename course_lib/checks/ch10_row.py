@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.ch10_linear import (
+    afterwards,
     calls_in,
     layer_cases,
     layer_run,
@@ -140,7 +141,7 @@ def _wrong_backward(case: Case, returned: dict[str, Any], right: dict[str, Tenso
         told = ", ".join(name for name, _ in calls_in(returned, "backward"))
         message = f"the gradients are right, and backward called {told}. What does a rank lack for its own part?"
         return Wrong(message, "every-pass-talks")
-    return None
+    return afterwards(returned, {name: wanted[name] for name in ("weight_grad", "bias_grad")})
 
 
 def _wrong_gradient(name: str, got: list[Any], parts: list[Tensor], full: Tensor | None) -> Wrong | None:
@@ -200,6 +201,7 @@ ROW = Exercise(
         "a-sum-backward-is-a-sum": "where forward all-reduces, backward all-reduces",
         "every-gradient-is-reduced": "every gradient is summed over the ranks, as in data parallel",
         "every-pass-talks": "a split layer talks in both passes",
+        "adds-to-the-last-call": "what a backward leaves is added to what the last one left",
         "a-collective-is-for-some": "only the ranks that need a result call a collective",
     },
 )

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
+from course_lib.checks.ch10_group import untouched
+from course_lib.checks.core import CHANGED, Case, Exercise, Wrong, WrongForm, kind
 
 __all__ = ["MERGE", "partial_of"]
 
@@ -69,17 +70,22 @@ def merge_run(answer: Any, case: Case) -> dict[str, Any]:
         raise WrongForm(f'hand in {{"merge": merge, "finish": finish}}, two functions; yours is {kind(answer)}')
     held: list[Any] = [partial_of(block["logits"], block["values"]) for block in case["blocks"]]
     merged: list[Any] = []
+    left = {"merge": True, "finish": True}
     for first, second in case["order"]:
         given = [tuple(t.clone() for t in held[place]) for place in (first, second)]
         back = answer["merge"](*given)
+        left["merge"] &= all(map(untouched, given, (held[first], held[second])))
         if not isinstance(back, tuple | list) or len(back) != 3 or not all(isinstance(t, Tensor) for t in back):
             return {"merged": merged, "form": kind(back)}
         merged.append([t.detach().clone() for t in back])
         if not _shapes_fit(merged[-1], held[0]):
             return {"merged": merged, "out": None}
-        held.append(tuple(back))
-    out = answer["finish"](held[-1])
-    return {"merged": merged, "out": out.detach().clone() if isinstance(out, Tensor) else kind(out)}
+        held.append(tuple(merged[-1]))
+    last = tuple(t.clone() for t in held[-1])
+    out = answer["finish"](last)
+    left["finish"] = untouched(last, held[-1])
+    changed = [name for name in left if not left[name]]
+    return {"merged": merged, "changed": changed, "out": out.detach().clone() if isinstance(out, Tensor) else kind(out)}
 
 
 def _shapes_fit(got: Any, like: Any) -> bool:
@@ -168,7 +174,10 @@ def merge_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         keys.append(keys[first] + keys[second])
     if "form" in returned:
         return Wrong(f"`merge` returns three tensors, (m, l, o); {returned['form']} came back", form=True)
-    return _wrong_finish(returned["out"], _of(case, keys[-1]), len(case["blocks"]))
+    wrong = _wrong_finish(returned["out"], _of(case, keys[-1]), len(case["blocks"]))
+    if wrong is None and returned["changed"]:
+        return Wrong(f"the numbers are right, but in `{returned['changed'][0]}` {CHANGED}")
+    return wrong
 
 
 def _wrong_merge(case: Case, first: list[int], second: list[int], got: list[Tensor]) -> Wrong | None:
@@ -265,7 +274,7 @@ MERGE = Exercise(
     judge=merge_judge,
     forbidden=(
         "course_lib.parallel",
-        *(f"course_lib.checks.{name}" for name in ("ch10.Blocks", "ch10_ring", "ch10_softmax")),
+        *(f"course_lib.checks.{name}" for name in ("ch10.Blocks", "ch10_blocks", "ch10_ring", "ch10_softmax")),
     ),
     misconceptions={
         "nothing-is-rescaled": "sums that were made against different maxima may be added",

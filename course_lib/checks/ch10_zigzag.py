@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
-from course_lib.checks.smell import plain
 
 __all__ = ["ZIGZAG"]
 
@@ -26,7 +25,8 @@ def zigzag_cases(seed: int) -> list[Case]:
     def case(name: str, ranks: int, chunk: int, extra: int = 0) -> Case:
         length = 2 * ranks * chunk + extra
         whole = torch.tensor(rng.permutation(10 * length)[: 3 * length].reshape(length, 3), dtype=torch.float32)
-        return {"name": name, "ranks": ranks, "length": length, "whole": whole}
+        parts = [] if extra else [whole[row] for row in _folded(length, ranks)]
+        return {"name": name, "ranks": ranks, "length": length, "whole": whole, "parts": parts}
 
     return [
         case("two ranks, a sequence of eight", 2, 2),
@@ -51,11 +51,10 @@ def zigzag_run(answer: Any, case: Case) -> dict[str, Any]:
         try:
             split.append(_numbers(answer["positions"](length, rank, ranks)))
         except ValueError as error:
-            split.append({"refused": True, "says": bool(str(error).strip())})
-    if length % (2 * ranks):
+            split.append({"refused": True, "says": str(error).strip()})
+    if split != _folded(length, ranks):  # refused, or wrong: `restore` is tried where `positions` is right
         return {"split": split}
-    parts = [case["whole"][row].clone() for row in _folded(length, ranks)]
-    back = answer["restore"](parts)
+    back = answer["restore"](case["parts"])
     return {"split": split, "back": back.detach().clone() if isinstance(back, Tensor) else kind(back)}
 
 
@@ -65,9 +64,9 @@ def _numbers(value: Any) -> Any:
         value = value.tolist()
     if not isinstance(value, list | tuple | range):
         return kind(value)
-    numbers = [plain(one) for one in value]
-    whole = all(isinstance(one, int | float) and not isinstance(one, bool) and one == int(one) for one in numbers)
-    return [int(one) for one in numbers] if whole else "a list that holds something else than whole numbers"
+    numbers = [one.item() if hasattr(one, "item") and np.size(one) == 1 else one for one in value]
+    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in numbers)
+    return numbers if whole else "a list that holds something else than whole numbers"
 
 
 def _folded(length: int, ranks: int) -> Split:
@@ -133,7 +132,13 @@ def zigzag_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
                 "The text asks for a ValueError, whichever rank asks"
             )
             return Wrong(message, "ranks-divide-the-length" if length % ranks == 0 else "any-length-will-do")
-        return None if all(row["says"] for row in split) else Wrong("the ValueError says nothing: what is wrong?")
+        if not all(row["says"] for row in split):
+            return Wrong("the ValueError says nothing: what is wrong?")
+        if not all(str(length) in row["says"] for row in split):
+            return Wrong(
+                f"the ValueError says {split[0]['says']!r:.60}. The text wants the length in it: which is wrong?"
+            )
+        return None
     if any(refused):
         return Wrong(f"a ValueError, though {2 * ranks} chunks of {length // (2 * ranks)} positions are possible")
     for rank, row in enumerate(split):

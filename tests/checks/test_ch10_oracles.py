@@ -6,9 +6,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from course_lib.checks.ch10_blocks import Blocks, Processes
 from course_lib.checks.ch10_group import Apart, Group, together
 from course_lib.checks.ch10_linear import layer_cases, whole
-from course_lib.checks.ch10_ring import Blocks, _attention, _by_rank, _Processes, ring_cases
+from course_lib.checks.ch10_ring import _attention, _by_rank, ring_cases
 from course_lib.checks.ch10_traffic import KINDS, calls, tensor_traffic_text
 from course_lib.checks.ch10_zigzag import _folded
 from course_lib.config import ModelConfig
@@ -30,7 +31,7 @@ def on_real_ranks() -> list[Tensor]:
     dist.all_reduce(total)
     dist.all_gather(parts, numbers(rank))
     dist.reduce_scatter_single(own, numbers(rank))
-    return [total, torch.cat(parts, -1), own, *_Processes(rank, size).rotate(numbers(rank), torch.tensor([rank]))]
+    return [total, torch.cat(parts, -1), own, *Processes(rank, size).rotate(numbers(rank), torch.tensor([rank]))]
 
 
 def here(group: Group) -> list[Tensor]:

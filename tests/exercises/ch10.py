@@ -157,6 +157,25 @@ def wrong_a_function(weight, bias, group):
     return _Column(weight, bias, group)
 
 
+@wrong("column-parallel", says="your code changed what it was given")
+class wrong_uses_up_the_gradient(_Column):
+    def backward(self, grad):
+        x_grad = super().backward(grad)
+        grad.zero_()
+        return x_grad
+
+
+@wrong("column-parallel", "adds-to-the-last-call", says="`self.bias_grad`")
+class wrong_adds_to_the_bias_gradient(_Column):
+    bias_grad = 0
+
+    def backward(self, grad):
+        before = self.bias_grad
+        x_grad = super().backward(grad)
+        self.bias_grad = self.bias_grad + before
+        return x_grad
+
+
 @right("column-parallel")
 class right_in_two_calls(_Column):
     """An all-reduce in its two halves."""
@@ -396,6 +415,28 @@ class wrong_first_sequence_alone(_Row):
         return x_grad
 
 
+@wrong("row-parallel", says="your code changed what it was given")
+class wrong_uses_x_as_scratch(_Row):
+    def forward(self, x):
+        y = super().forward(x)
+        self.x = x.clone()
+        x.mul_(2)
+        return y
+
+
+@wrong("row-parallel", "adds-to-the-last-call", says="`self.weight_grad`")
+class wrong_adds_up_weight_gradients(_Row):
+    def __init__(self, weight, bias, group):
+        super().__init__(weight, bias, group)
+        self.weight_grad = torch.zeros_like(self.weight)
+
+    def backward(self, grad):
+        before = self.weight_grad
+        x_grad = super().backward(grad)
+        self.weight_grad = before + self.weight_grad
+        return x_grad
+
+
 @right("row-parallel")
 class right_bias_on_rank_0_before(_Row):
     def forward(self, x):
@@ -583,6 +624,20 @@ wrong_lowest_number = _softmax(
 )
 
 
+def _in_place(first, second):
+    for old, new in zip(first, _merge()(first, second), strict=True):
+        old.copy_(new)
+    return first
+
+
+def _divides_in_place(result):
+    return result[2].div_(_col(result[1]))
+
+
+wrong_merges_in_place = _softmax(says="your code changed what it was given", merge=_in_place)
+wrong_divides_in_place = _softmax(says="your code changed what it was given", finish=_divides_in_place)
+
+
 @_softmax_of
 def wrong_calls_ours(first, second):
     from course_lib.checks.ch10 import Blocks
@@ -592,7 +647,7 @@ def wrong_calls_ours(first, second):
 
 @_softmax_of
 def wrong_calls_ours_by_its_room(first, second):
-    import course_lib.checks.ch10_ring as room
+    import course_lib.checks.ch10_blocks as room
 
     return room.Blocks().merge(first, second)
 
@@ -710,7 +765,18 @@ wrong_odd_or_not_divided = _zigzag(
     "ranks-divide-the-length",
     positions=lambda t, r, n: _positions(t if t % 2 or t % n else t // (2 * n) * 2 * n, r, n),
 )
-wrong_says_nothing = _zigzag(says="says nothing", positions=lambda t, r, n: _silent(t, r, n))
+wrong_says_nothing = _zigzag(says="says nothing", positions=lambda t, r, n: _refusing(t, r, n))
+wrong_says_bad = _zigzag(says="length", positions=lambda t, r, n: _refusing(t, r, n, "bad"))
+wrong_floats = _zigzag(
+    says="something else than whole numbers",
+    positions=lambda t, r, n: [float(p) for p in _positions(t, r, n)],
+    restore=lambda parts: _by_halves(parts),
+)
+wrong_turns_the_list = _zigzag(says="your code changed what it was given", restore=lambda parts: _turning(parts))
+wrong_adds_to_the_rows = _zigzag(
+    says="your code changed what it was given",
+    restore=lambda parts: _by_halves([part.mul_(1.5) for part in parts]) / 1.5,
+)
 wrong_refuses_more = _zigzag(
     says="are possible", positions=lambda t, r, n: _positions(t if t % (4 * n) == 0 else t + 1, r, n)
 )
@@ -731,16 +797,27 @@ wrong_a_list_back = _zigzag(says="`restore` returns a tensor", restore=list)
 wrong_backwards_back = _zigzag(says="where it came from", restore=lambda parts: _restore(parts).flip(0))
 
 
-def _silent(length, rank, ranks):
+def _refusing(length, rank, ranks, *text):
     if length % (2 * ranks):
-        raise ValueError
+        raise ValueError(*text)
     return _positions(length, rank, ranks)
+
+
+def _by_halves(parts):
+    early, late = zip(*(part.chunk(2) for part in parts), strict=True)
+    return torch.cat([*early, *reversed(late)])
+
+
+def _turning(parts):
+    early = [part.chunk(2)[0] for part in parts]
+    parts.reverse()
+    return torch.cat([*early, *(part.chunk(2)[1] for part in parts)])
 
 
 def _by_tensor(length, rank, ranks):
     chunks = torch.arange(length).view(2 * ranks, -1) if length % (2 * ranks) == 0 else None
     if chunks is None:
-        raise ValueError("no equal chunks")
+        raise ValueError(f"no equal chunks in {length}")
     return torch.cat([chunks[rank], chunks[-1 - rank]])
 
 
@@ -871,6 +948,27 @@ def wrong_collects(q, k, v, positions, group, blocks):
     return blocks.finish(blocks.attend(q, k, v, places <= positions[:, None]))
 
 
+@wrong("ring-attention", "all-at-once", says="of other ranks' blocks at once")
+def wrong_stores_all_blocks_first(q, k, v, positions, group, blocks):
+    held = [(k, v, positions)]
+    while len(held) < group.size:
+        held.append(group.rotate(*held[-1]))
+    result = None
+    for keys, values, places in held:
+        seen = places <= positions[:, None]
+        if seen.any():
+            part = blocks.attend(q, keys, values, seen)
+            result = part if result is None else blocks.merge(result, part)
+    return blocks.finish(result)
+
+
+@wrong("ring-attention", says="your code changed what it was given")
+def wrong_scales_the_queries(q, k, v, positions, group, blocks):
+    out = _ring()(q, k, v, positions, group, blocks)
+    q.mul_(0.5)
+    return out
+
+
 @wrong("ring-attention", "queries-travel-too")
 def wrong_sends_queries(q, k, v, positions, group, blocks):
     class Fuller:
@@ -950,6 +1048,20 @@ def wrong_goes_on_without_passing(q, k, v, positions, group, blocks):
         result = blocks.merge(part, result) if result else part
         if step < group.size - 1:
             held = group.rotate(*held)
+    return blocks.finish(result)
+
+
+@right("ring-attention")
+def right_sends_before_it_computes(q, k, v, positions, group, blocks):
+    held, coming, result = (k, v, positions), None, None
+    for left in reversed(range(group.size)):
+        coming = group.rotate(*held) if left else None
+        keys, values, places = held
+        seen = places <= positions[:, None]
+        if seen.any():
+            part = blocks.attend(q, keys, values, seen)
+            result = part if result is None else blocks.merge(result, part)
+        held = coming
     return blocks.finish(result)
 
 
