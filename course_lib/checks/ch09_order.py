@@ -87,16 +87,18 @@ def _form(returned: Any, ranks: int, count: int) -> Wrong | None:
                 has = item if isinstance(item, str) else repr(item)
                 return Wrong(f'each entry is a pair such as ("F", 0) or ("B", 0); rank {rank} has {has}', form=True)
             if isinstance(item[1], bool) or not isinstance(item[1], (int, float)) or item[1] not in range(count):
-                return _not_a_micro_batch(rank, item, ranks, count)
+                return _not_a_micro_batch(rank, item, items, ranks, count)
     return None
 
 
-def _not_a_micro_batch(rank: int, item: list[Any], ranks: int, count: int) -> Wrong:
+def _not_a_micro_batch(rank: int, item: list[Any], items: list[Any], ranks: int, count: int) -> Wrong:
     numbers = f"they are numbered from 0 to {count - 1}"
     message = f"rank {rank} has {item[0]} of micro-batch {item[1]!r}; {numbers}"
     beyond = isinstance(item[1], int | float) and item[1] >= count
     if beyond and ranks > count:
         return Wrong(f"{message}, and there are more ranks", "the-warm-up-always-fits")
+    if beyond and sum(other[0] == "F" for other in items) > count:
+        return Wrong(f"{message}. What does rank {rank} do when the forwards run out?")
     if beyond and rank == ranks - 1:
         return Wrong(message, "the-last-rank-counts-from-one")
     return Wrong(message, form=not beyond)
@@ -163,10 +165,21 @@ def _slow(lists: list[list[Pass]], ends: dict[Named, int], peaks: list[int], cou
     backwards = [[k for name, k in items if name == "B"] for items in lists]
     if any(row != backwards[0] for row in backwards) or any(row[0] for row in backwards):
         message += ". Which micro-batch comes back first from the last rank?"
-        return Wrong(
-            message, "the-last-in-is-the-first-out" if backwards[0] == sorted(backwards[0], reverse=True) else None
-        )
+        return Wrong(message, "the-last-in-is-the-first-out" if any(map(_newest_first, lists)) else None)
     return Wrong(f"{message}. Which rank waits where, between its first pass and its last?")
+
+
+def _newest_first(items: list[Pass]) -> bool:
+    """Whether the first backward of a rank that is not of its oldest micro-batch is of its newest."""
+    held: list[int] = []
+    for name, k in items:
+        if name == "F":
+            held.append(k)
+        elif k != held[0]:
+            return k == held[-1]
+        else:
+            held.remove(k)
+    return False
 
 
 def _heavy(peaks: list[int], ranks: int, count: int) -> Wrong | None:

@@ -31,7 +31,7 @@ def skip_cases(seed: int) -> list[Case]:
     four = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     return [
         case("no skip, two stages", [0, 0, 1, 1], []),
-        case("one skip, from the first stage to the last", four, [(1, 10)]),
+        case("one skip, from the first stage to the last", four, [(0, 10)]),
         case("a skip within a stage", four, [(3, 5)]),
         case("a skip to the next stage", four, [(3, 7)]),
         case("two skips from different blocks", four, [(0, 8), (4, 11)]),
@@ -44,8 +44,7 @@ def skip_cases(seed: int) -> list[Case]:
 
 
 def skip_run(answer: Callable[..., Any], case: Case) -> Any:
-    skips = [tuple(pair) for pair in case["skips"]]
-    rows = answer(case["stages"], skips, case["job"])
+    rows = answer(case["stages"], case["skips"], case["job"])
     rows = rows.tolist() if hasattr(rows, "tolist") else rows
     if not isinstance(rows, (list, tuple)):
         return {"kind": kind(rows)}
@@ -54,6 +53,9 @@ def skip_run(answer: Callable[..., Any], case: Case) -> Any:
 
 def crossings(stages: list[int], skips: Skips, mistake: str = "") -> list[int]:
     """How many tensors cross each boundary in a forward: each output is walked down to the blocks that use it."""
+    if mistake == "blocks for stages":
+        uses = [*skips, *((block, block + 1) for block in range(len(stages) - 1))]
+        return [len({a for a, b in uses if a <= boundary < b}) for boundary in range(max(stages))]
     counts = [0] * max(stages)
     for block, stage in enumerate(stages):
         users = [b for a, b in skips if a == block]
@@ -139,6 +141,10 @@ def _guesses(stages: list[int], skips: Skips, job: dict[str, int]) -> dict[str, 
             walk("a-skip-jumps"),
             "a skip was counted at the boundary where it starts alone. Who hands it on?",
         ),
+        "blocks for stages": (
+            walk("blocks for stages"),
+            "the number of a block was compared with that of a boundary. Which stage is block a on?",
+        ),
         "lands": (walk("lands"), "a skip was counted at the last boundary alone. How does it get there?"),
         "every-use-is-a-message": (
             walk("every-use-is-a-message"),
@@ -203,6 +209,9 @@ def _first(stages: list[int], returned: Any, right: Any, job: dict[str, int]) ->
             if not same(mine, wanted, 1e-9):
                 tensors = mine / (one * job[size])
                 message = f"boundary {boundary}, {way}: {mine:.6g} bytes, those of {tensors:.4g} tensors a micro-batch"
+                if not same(tensors, round(tensors), 1e-9):
+                    ask = "Which factor is missing or too much: micro-batches, tokens, width, bytes of a number?"
+                    return Wrong(f"{message}, no whole number. {ask}")
                 return Wrong(f"{message}. Which blocks up to there have an output that is used behind it?")
     return Wrong("the bytes are not right")
 

@@ -262,6 +262,37 @@ def wrong_warm_up_does_not_fit(ranks, count):
     return lists
 
 
+@wrong("one-f-one-b", "the-last-in-is-the-first-out")
+def wrong_newest_first(ranks, count):
+    lists = []
+    for items in _right(ranks, count):
+        held, mine = [], []
+        for what, k in items:
+            if what == "F":
+                held.append(k)
+            mine.append((what, k) if what == "F" else (what, held.pop()))
+        lists.append(mine)
+    return lists
+
+
+@wrong("one-f-one-b", "the-last-in-is-the-first-out")
+def wrong_cool_down_reversed(ranks, count):
+    lists = []
+    for items in _right(ranks, count):
+        end = next(n for n in range(len(items)) if all(what == "B" for what, _ in items[n:]))
+        lists.append(items[:end] + items[end:][::-1])
+    return lists
+
+
+@wrong("one-f-one-b", says="when the forwards run out?")
+def wrong_steady_for_all(ranks, count):
+    lists = []
+    for ahead in range(ranks - 1, -1, -1):
+        first = [("F", k) for k in range(min(ahead, count))]
+        lists.append(first + [pair for k in range(count) for pair in (("F", k + len(first)), ("B", k))])
+    return lists
+
+
 @wrong("one-f-one-b", says="has no B of micro-batch 0")
 def wrong_only_forwards(ranks, count):
     return [[("F", k) for k in range(count)] for _ in range(ranks)]
@@ -474,6 +505,35 @@ def wrong_gradients_in_16_bit(stages, skips, job):
 @wrong("long-skip", says="how many bytes has one")
 def wrong_numbers_for_bytes(stages, skips, job):
     return _bytes(_counts(stages, skips), {**job, "activation_bytes": 1, "gradient_bytes": 1})
+
+
+@wrong("long-skip", says="Which stage is block a on?")
+def wrong_blocks_for_stages(stages, skips, job):
+    return _bytes([len({a for a, b in _uses(stages, skips) if a <= n < b}) for n in range(max(stages))], job)
+
+
+@wrong("long-skip", says="Which factor")
+def wrong_without_width(stages, skips, job):
+    return _bytes(_counts(stages, skips), {**job, "width": 1})
+
+
+@wrong("long-skip", says="Which factor")
+def wrong_in_kilobytes(stages, skips, job):
+    return [(a / 1000, b / 1000) for a, b in _bytes(_counts(stages, skips), job)]
+
+
+@wrong("long-skip", says="Which factor")
+def wrong_micro_batches_divide(stages, skips, job):
+    return [
+        (a / job["micro_batches"] ** 2, b / job["micro_batches"] ** 2) for a, b in _bytes(_counts(stages, skips), job)
+    ]
+
+
+@wrong("long-skip", says="your code changed what it was given")
+def wrong_appends_the_stream(stages, skips, job):
+    skips.extend((block, block + 1) for block in range(len(stages) - 1))
+    crossing = [{a for a, b in skips if stages[a] <= n < stages[b]} for n in range(max(stages))]
+    return _bytes([len(outputs) for outputs in crossing], job)
 
 
 @wrong("long-skip", says="those of 3 tensors a micro-batch")
