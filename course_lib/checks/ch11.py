@@ -62,7 +62,7 @@ def cost_cases(seed: int) -> list[Case]:
 
 
 def cost_run(answer: Callable[..., Any], case: Case) -> Any:
-    found = answer(dict(case["model"]))
+    found = answer(case["model"])
     return {str(key): plain(value) for key, value in found.items()} if isinstance(found, Mapping) else found
 
 

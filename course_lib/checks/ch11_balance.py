@@ -37,6 +37,7 @@ def _moved(case: Case, rule: str = "") -> np.ndarray:
     """The bias after one step. `rule` makes one mistake."""
     bias, counts, rate = case["bias"].astype(np.float64), case["counts"].astype(np.float64), case["rate"]
     mean = float(np.median(counts)) if rule == "median" else counts.mean()
+    mean = counts[counts > 0].mean() if rule == "who-got-nothing-does-not-count" else mean
     step = np.sign(mean - counts)
     if rule == "feeds-the-busy":
         step = -step
@@ -85,7 +86,7 @@ def balance_cases(seed: int) -> list[Case]:
         gate("choosing four of eight with a bias", 8, 4, True),
         move("a step of the bias", [5 * b, b, b + 1, b + a + 1, 2]),
         move("a step, with one expert at the mean", [b + a, b - a, b, b + 2, b - 2]),
-        move("a step, with an expert that got nothing", [0, a, 3 * b, b]),
+        move("a step, with an expert that got nothing", [0, b, b + a, 2 * b]),  # b + a: above the mean of all
         move("a step, all alike", [b] * 4),
         {
             "name": f"{STEPS} steps with a skewed router",
@@ -159,6 +160,7 @@ MOVE_HINTS = {
     "only-the-busy-are-moved": "the experts with too little to do stay where they were",
     "only-the-idle-are-moved": "the experts with too much to do stay where they were",
     "forgets-what-it-learned": "the step is right. What was the bias before?",
+    "who-got-nothing-does-not-count": "over how many experts is your mean?",
     "median": "compared with the median; the text compares with the mean",
 }
 
@@ -241,6 +243,7 @@ BALANCE = Exercise(
         "equal-moves-too": "every expert moves in every step",
         "only-the-busy-are-moved": "only experts with too much to do need a correction",
         "only-the-idle-are-moved": "only experts with too little to do need a correction",
+        "who-got-nothing-does-not-count": "the mean is over experts that got tokens",
         "forgets-what-it-learned": "each step sets the bias anew",
         "never-settles": "what is right in one step is right in many",
     },

@@ -62,7 +62,7 @@ def exchange_run(answer: Any, case: Case) -> dict[str, Any]:
 
     counted = []
     for chosen in case["chosen"]:
-        found = answer["counts"](torch.from_numpy(chosen.copy()), len(case["weights"]))
+        found = answer["counts"](torch.from_numpy(chosen), len(case["weights"]))
         counted.append([_listed(part) for part in found] if isinstance(found, tuple | list) else found)
     if any(found is None for found in counted):
         return {"counted": counted}

@@ -69,6 +69,13 @@ def wrong_rounded(model):
     return {key: round(value, -6) + 3_000_000 for key, value in _cost(model).items()}
 
 
+@wrong("active-and-total", says="changed what it was given")
+def wrong_changes_the_model(model):
+    found = _cost(model)
+    model["layers"] = 0
+    return found
+
+
 @right("active-and-total")
 def right_layer_by_layer(model):
     def layer(experts):
@@ -255,6 +262,67 @@ wrong_forgets_the_return = wrong(
 )
 
 
+class _ChangesTokens(_Layer):
+    def __call__(self, tokens, chosen, gates, me):
+        out = super().__call__(tokens, chosen, gates, me)
+        tokens.mul_(2)
+        return out
+
+
+class _ChangesChosen(_Layer):
+    def __call__(self, tokens, chosen, gates, me):
+        out = super().__call__(tokens, chosen, gates, me)
+        chosen.fill_(0)
+        return out
+
+
+def _counts_and_clears(chosen, n_experts):
+    found = _counts(chosen, n_experts)
+    chosen.zero_()
+    return found
+
+
+wrong_changes_tokens = wrong(
+    "all-to-all", says="changed what it was given", answer={"counts": _counts, "layer": _ChangesTokens()}
+)
+wrong_changes_chosen = wrong(
+    "all-to-all", says="changed what it was given", answer={"counts": _counts, "layer": _ChangesChosen()}
+)
+wrong_counts_clears = _from_counts(says="changed what it was given", counts=_counts_and_clears)
+
+
+def _by_experts(tokens, chosen, gates, me):
+    """Right and slow: three exchanges for each expert."""
+    out, flat = torch.zeros_like(tokens), chosen.flatten()
+    for e in range(me.n_experts):
+        slots, send = (flat == e).nonzero().squeeze(1), [0] * me.ranks
+        send[e // len(me.mine)] = len(slots)
+        receive = me.exchange(torch.tensor(send), [1] * me.ranks, [1] * me.ranks).tolist()
+        rows = me.exchange(tokens[slots // chosen.shape[1]], send, receive)
+        back = me.exchange(me.expert(e, rows) if e in me.mine else rows, receive, send)
+        out.index_add_(0, slots // chosen.shape[1], back * gates.flatten()[slots, None])
+    return out
+
+
+def _by_choices(tokens, chosen, gates, me):
+    """Right and slow: five exchanges for each choice."""
+    out = torch.zeros_like(tokens)
+    for j in range(chosen.shape[1]):
+        order = chosen[:, j].argsort()
+        send = torch.bincount(chosen[:, j] // len(me.mine), minlength=me.ranks).tolist()
+        receive = me.exchange(torch.tensor(send), [1] * me.ranks, [1] * me.ranks).tolist()
+        label, rows, gate = (me.exchange(t[order], send, receive) for t in (chosen[:, j], tokens, gates[:, j]))
+        answers = torch.zeros_like(rows)
+        for e in me.mine:
+            answers[label == e] = me.expert(e, rows[label == e])
+        out[order] += me.exchange(answers * gate[:, None], receive, send)
+    return out
+
+
+right_expert_by_expert = right("all-to-all", answer={"counts": _counts, "layer": _by_experts})
+right_choice_by_choice = right("all-to-all", answer={"counts": _counts, "layer": _by_choices})
+
+
 class _SendsLabels:
     """Right, differently: the experts' numbers travel beside the tokens, unsorted within a rank."""
 
@@ -352,6 +420,10 @@ wrong_anew = _updates("forgets-what-it-learned", update=lambda b, c, rate: _upda
 wrong_median = _updates(
     says="compares with the mean",
     update=lambda b, c, rate: b + rate * torch.sign(c.double().quantile(0.5) - c).float(),
+)
+wrong_mean_of_the_used = _updates(
+    "who-got-nothing-does-not-count",
+    update=lambda b, c, rate: b + rate * torch.sign(c[c > 0].float().mean() - c),
 )
 wrong_no_step = _updates(says="has not moved", update=lambda b, c, rate: b.clone())
 wrong_in_place = _updates(
