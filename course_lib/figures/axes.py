@@ -57,7 +57,7 @@ def axes(
     left.tick_params(axis="y", labelsize=9.5, labelcolor=COLORS["ink"])
     right.set_yticks([])
     panel_title(left, "bytes a parameter: state, peak")
-    panel_title(right, "MB sent a step, and with twice the tokens")
+    panel_title(right, "MB sent; with twice the tokens")
     used = {kind for entry in rows for kind, size in entry[3].items() if size > 0.002 * 1e6 * _longest(rows)}
     _key_under(right, [(kind, color) for kind, color in AXIS_COLORS.items() if kind in used])
     if row:

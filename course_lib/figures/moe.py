@@ -143,7 +143,7 @@ def drops(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """Left: share of the assignments that is dropped, against the capacity factor. Right: by place in the batch."""
+    """Left: share of the visits that is dropped, against the capacity factor. Right: by place in the batch."""
     fig, (left, right) = new_panels(title, subtitle, height=280, cols=2, width_ratios=[1.4, 1])
     labelled = []
     for place, (name, values) in enumerate(shares.items()):
@@ -152,7 +152,7 @@ def drops(
     end_labels(left, labelled)
     left.set_ylim(0, None)
     left.set_xlabel("capacity factor")
-    panel_title(left, "dropped, % of the assignments")
+    panel_title(left, "dropped, % of the visits")
     places = np.arange(1, len(by_sequence) + 1)
     right.bar(places, [100 * value for value in by_sequence], width=0.75, color=COLORS["vermilion"])
     right.set_xticks(places)
@@ -242,7 +242,7 @@ def waiting(
     ax.set_ylim(place - 0.35, -0.4)
     ax.set_xlim(0, 1e3 * max(steps) * 1.12)
     ax.grid(False)
-    ax.set_xlabel("ms of the layer's forward: blue in its experts; grey sending, sorting, waiting")
+    ax.set_xlabel("ms of the layer's forward: blue computing in its experts; grey sending, sorting, waiting")
     if row:
         numbers(fig, row)
     return fig

@@ -280,12 +280,13 @@ def closing(rows: Sequence[Row], found: Sequence[Measured], more: Sequence[Measu
 
     more: the same rows, measured with twice the tokens.
     """
-    out = [f"{'':18}bytes a parameter: state, peak    sent, MB a step   with twice the tokens"]
+    out = [f"{'':20} million P   bytes a parameter: state, peak   sent, MB a step   with twice the tokens"]
     for row, one, two in zip(rows, found, more, strict=True):
         state, peak = sum(one.held.values()) / one.parameters, one.peak / one.parameters
         sent, grown = sum(one.sent_bytes.values()) / 1e6, sum(two.sent_bytes.values()) / 1e6
         kinds = ", ".join(f"{kind} {size / 1e6:.2f}" for kind, size in one.sent_bytes.items() if size > 5e3)
-        out.append(f"{row.strategy:18}{state:23.1f} {peak:6.1f} {sent:19.2f} {grown:22.2f}")
+        count = f"{row.strategy:20} {one.parameters / 1e6:9.2f}"
+        out.append(f"{count} {state:26.1f} {peak:6.1f} {sent:17.2f} {grown:23.2f}")
         out += [f"    splits:  {row.splits}", f"    sends:   {kinds or 'nothing'}"]
         out += [f"    removes: {row.removes}", f"    brings:  {row.brings}"]
     return out
