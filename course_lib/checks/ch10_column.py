@@ -62,7 +62,7 @@ def _wrong_slice(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
         ):
             held = one[name]
             if not isinstance(held, Tensor):
-                return Wrong(f"`self.{name}` is to be a tensor; it is of type {held}", form=True)
+                return Wrong(f"`self.{name}` is to be a tensor; yours is {held}", form=True)
             shape = tuple(held.shape)
             if shape == wanted:
                 continue
@@ -141,6 +141,11 @@ def _wrong_backward(case: Case, returned: dict[str, Any], right: dict[str, Tenso
     most = case["x"].numel()
     if n > 1 and calls not in ([("all_reduce", most)], [("reduce_scatter", most), ("all_gather", most // n)]):
         told = ", ".join(f"{name} of {elements} numbers" for name, elements in calls)
+        if calls == [("all_gather", case["pull"].numel() // n)]:
+            message = (
+                "the gradients are right; `grad` alone was gathered. Which weight is it multiplied with, and whose?"
+            )
+            return Wrong(message, "keeps-the-whole")
         message = f"the gradients are right, with {told}. One collective of {most} numbers is enough: of which?"
         return Wrong(message, "travels-too-much")
     return afterwards(returned, left)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from course_lib.checks.ch10_group import Group, ranks_here, untouched
-from course_lib.checks.core import CHANGED, Case, Wrong, WrongForm, came, kind
+from course_lib.checks.core import CHANGED, Case, Wrong, WrongForm, kind
 
 __all__ = ["afterwards", "calls_in", "layer_cases", "layer_run", "near", "no_tensor", "off", "stopped_here", "whole"]
 
@@ -80,7 +80,7 @@ def layer_run(answer: Any, case: Case, *, split: str) -> dict[str, Any]:
 
 def _tensor(value: Any) -> Any:
     """A copy of a tensor; of anything else, what it is."""
-    return value.detach().clone() if isinstance(value, Tensor) else type(value).__name__
+    return value.detach().clone() if isinstance(value, Tensor) else kind(value)
 
 
 def whole(case: Case, split: str) -> dict[str, Tensor]:
@@ -114,7 +114,10 @@ def no_tensor(name: str, got: list[Any], wanted: list[Tensor]) -> Wrong | None:
     """A message where a rank gave no tensor, or one of another shape."""
     for rank, (value, right) in enumerate(zip(got, wanted, strict=True)):
         if not isinstance(value, Tensor):
-            return Wrong(f"{name}: a tensor is wanted, on rank {rank} {came(value)}. Is there a `return`?", form=True)
+            if value == "nothing" and name.startswith("`self."):
+                return Wrong(f"{name} is not there after backward on rank {rank}. Which line sets it?", form=True)
+            ask = ". Is there a `return`?" if value == "nothing" else ""
+            return Wrong(f"{name}: a tensor is wanted, on rank {rank} {value} came back{ask}", form=True)
         if value.shape != right.shape:
             return Wrong(f"{name} has shape {tuple(value.shape)} on rank {rank}; {tuple(right.shape)} is wanted")
     return None

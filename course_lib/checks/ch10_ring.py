@@ -105,12 +105,15 @@ def _guesses(case: Case) -> dict[str, Tensor]:
     seen = place <= place[:, None]
     steps = (mine - theirs) % ranks  # after how many steps a block arrives
     other = place.view(ranks, share)[(mine + steps) % ranks, local.expand(len(local), -1)]
+    own = place.view(ranks, share)[mine, local.expand(len(local), -1)]  # the query's rank, and the key's place there
+    order = rows.sort().values.flatten()
     before = (theirs == (mine - 1) % ranks) * (ranks - 1) + (mine == theirs) * 1
     times = {
         "every-key-is-seen": torch.ones_like(seen),
         "places-in-the-block": local <= local[:, None],
-        "own-positions-for-all": place.view(ranks, share)[mine, local.expand(len(local), -1)] <= place[:, None],
+        "own-positions-for-all": own <= place[:, None],
         "the-mask-is-turned": place >= place[:, None],
+        "rows-are-keys": own >= place.view(ranks, share)[theirs, local[:, None]],
         "nobody-sees-itself": place < place[:, None],
         "my-keys-are-enough": seen & (mine == theirs),
         "the-own-block-is-left-out": seen & (mine != theirs),
@@ -120,6 +123,9 @@ def _guesses(case: Case) -> dict[str, Tensor]:
         "pieces in a row, both": row <= row[:, None],
         "comes-from-the-next": other <= place[:, None],
         "only-the-own-is-passed": seen * before,
+        "counts-its-own-twice": seen * (1 + (mine == theirs)),
+        "own block by places": torch.where(mine == theirs, local <= local[:, None], seen),
+        "positions-are-in-order": order <= order[:, None],
     }
     found = {name: _attention(case, times[name]) for name in times}
     return found | {"outputs-are-averaged": _averaged(case, seen)}
@@ -132,6 +138,7 @@ RING_HINTS = {
     ),
     "own-positions-for-all": "you compare with this rank's positions. Whose keys are these after a step?",
     "the-mask-is-turned": "each query sees itself and what comes after it",
+    "rows-are-keys": "a row of `allowed` belongs to a key in yours. Which side of it are the queries?",
     "nobody-sees-itself": "no query sees its own key, and the first one sees none",
     "my-keys-are-enough": "each query sees the keys of its own rank alone. What travels?",
     "the-own-block-is-left-out": "the keys that a rank begins with are missing",
@@ -141,9 +148,16 @@ RING_HINTS = {
     "pieces in a row, both": "you take each rank's positions for a piece in a row. Which ones does it have here?",
     "comes-from-the-next": "the keys have the positions of other ranks. From which side does a block come?",
     "only-the-own-is-passed": "the same block comes in every step. Which one does a rank pass on?",
+    "counts-its-own-twice": "the keys that a rank begins with count twice",
+    "own block by places": "in the own block you compare places. In which order does a rank hold its positions?",
+    "positions-are-in-order": "you take each rank's positions in increasing order. In which order are q, k and v?",
     "outputs-are-averaged": "the output is the mean of the blocks' outputs. Which block should count more?",
 }
-SAME_BELIEF = {"own-positions-for-all": "places-in-the-block", "pieces in a row, both": "pieces-in-a-row"}
+SAME_BELIEF = {
+    "own-positions-for-all": "places-in-the-block",
+    "own block by places": "places-in-the-block",
+    "pieces in a row, both": "pieces-in-a-row",
+}
 
 
 def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
@@ -160,7 +174,7 @@ def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     got = [one["out"] for one in returned["ranks"]]
     for rank, out in enumerate(got):
         if not isinstance(out, Tensor):
-            return Wrong(f"a tensor is wanted; on rank {rank} it is of type {out}. Is there a `return`?", form=True)
+            return Wrong(f"a tensor is wanted; on rank {rank} {out} came back. {_no_output(out)}", form=True)
         if out.shape != right[rank].shape:
             return Wrong(f"rank {rank} returns shape {tuple(out.shape)}; {tuple(right[rank].shape)} is wanted")
     both = torch.stack(got).double()
@@ -169,10 +183,43 @@ def ring_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     for rule, guess in guesses.items():
         if _near(both, guess) and not _near(guess, right):
             return Wrong(RING_HINTS[rule].format(n=len(got)), SAME_BELIEF.get(rule, rule))
+    wrong = _talks_wrong(case, returned["ranks"])
+    if wrong is not None:
+        return wrong
     if bool(torch.isnan(both).any()):
         return Wrong("NaN came out: some query has seen no key at all")
     bad = [rank for rank in range(len(got)) if not _near(both[rank], right[rank])]
     return Wrong(f"on rank {bad[0]} of {len(got)} the output is not that of attention in one piece")
+
+
+def _no_output(came: str) -> str:
+    """What to ask where no tensor came back."""
+    if came == "nothing":
+        return "Is there a `return`?"
+    partial = came == "a tuple of three"
+    return "That is a partial result: what makes an output of it?" if partial else "Which tensor is the output?"
+
+
+def _talks_wrong(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
+    """What the calls of an answer tell whose outputs are wrong."""
+    n, share = case["rows"].shape
+    keys = case["k"][:, :share].numel() + case["v"][:, :share].numel()
+    sent = [elements for _, elements in ranks[0]["calls"]]
+    for rank, one in enumerate(ranks):
+        if one["finished"] > 1:
+            message = f"the outputs are wrong; rank {rank} calls `finish` {one['finished']} times"
+            return Wrong(f"{message}. Over which keys do a softmax's weights add up to 1?", "outputs-are-added")
+    if any(name != "rotate" for name, _ in ranks[0]["calls"]):
+        return None
+    if max(sent, default=0) > keys + share:
+        message = f"the outputs are wrong; a rank sends {max(sent)} numbers in a step. Keys, values and positions are"
+        return Wrong(f"{message} {keys + share}. What else goes, and whose is it after a step?", "queries-travel-too")
+    if sum(sent) < (n - 1) * keys:
+        message = (
+            f"the outputs are wrong; a rank sends {sum(sent)} numbers in all. Keys and values of a block are {keys},"
+        )
+        return Wrong(f"{message} and there are {n} blocks. What has to come to a rank?")
+    return None
 
 
 def _near(got: Tensor, wanted: Tensor) -> bool:
@@ -230,6 +277,7 @@ RING_ATTENTION = Exercise(
         "every-key-is-seen": "a mask is not needed where the sequence is split",
         "places-in-the-block": "within a block, places are positions",
         "the-mask-is-turned": "a query sees what comes after it",
+        "rows-are-keys": "the rows of a mask are keys",
         "nobody-sees-itself": "a query sees the keys before its own",
         "my-keys-are-enough": "attention needs the keys of its own rank",
         "the-own-block-is-left-out": "what a rank sees has to arrive first",
@@ -238,6 +286,9 @@ RING_ATTENTION = Exercise(
         "pieces-in-a-row": "a rank has a piece of the sequence in a row",
         "comes-from-the-next": "blocks come from the next rank",
         "only-the-own-is-passed": "each rank sends its own block in every step",
+        "counts-its-own-twice": "the own block is counted before the ring begins, and in it",
+        "positions-are-in-order": "whatever a rank holds is in increasing order",
+        "outputs-are-added": "the outputs of blocks are added up",
         "outputs-are-averaged": "the outputs of blocks are averaged",
         "a-skipped-block-stays": "a block that this rank does not need, it need not pass on",
         "what-is-masked-costs-nothing": "a block that is masked costs nothing",

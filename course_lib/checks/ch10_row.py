@@ -47,7 +47,7 @@ def _wrong_slice(case: Case, ranks: list[dict[str, Any]]) -> Wrong | None:
     for rank, one in enumerate(ranks):
         for name in ("weight", "bias"):
             if not isinstance(one[name], Tensor):
-                message = f"`self.{name}` is to be a tensor on every rank; on rank {rank} it is of type {one[name]}"
+                message = f"`self.{name}` is to be a tensor on every rank; on rank {rank} yours is {one[name]}"
                 return Wrong(message, form=True)
         shape = tuple(one["weight"].shape)
         where = f"`self.weight` has shape {shape} on rank {rank} of {n}"
@@ -168,7 +168,8 @@ def _wrong_gradient(name: str, got: list[Any], parts: list[Tensor], full: Tensor
         return Wrong(message, "averages")
     if n > 1 and not off(got, [part / n for part in parts]):
         return Wrong(f"{name} is {n} times too small. Of how many layers is this one gradient?", "averages")
-    return Wrong(f"{name} is not that of the whole layer")
+    ask = ". Over which of B and T is it a sum?" if full is None else ""
+    return Wrong(f"{name} is not that of the whole layer{ask}")
 
 
 ROW = Exercise(

@@ -140,6 +140,8 @@ def _guesses(first: Partial, second: Partial) -> dict[str, Partial]:
         "outputs-are-averaged": (m, norm, (oa / col(la) + ob / col(lb)) / 2),
         "finished-too-early": (m, norm, rise[2] / col(norm)),
         "taken for an output": (m, norm, (col(a * la) * oa + col(b * lb) * ob) / col(norm)),
+        "sums-are-averaged": (m, norm / 2, rise[2] / 2),
+        "sums averaged as they are": (m, (la + lb) / 2, (oa + ob) / 2),
         "sums-the-maxima": (ma + mb, norm, rise[2]),
     }
 
@@ -156,8 +158,15 @@ MERGE_HINTS = {
     "outputs-are-averaged": "`o` is the mean of two outputs. Which block should count more, and by how much?",
     "finished-too-early": "`o` is divided already. What will the next block be added to?",
     "taken for an output": "`o` is weighted as if it had been divided by `l`. Has it been?",
+    "sums-are-averaged": "`l` and `o` are half as large as they should be. Is a sum over more keys a mean of two sums?",
+    "sums averaged as they are": (
+        "`l` and `o` are means of two sums. Is a sum over more keys a mean, and against which maximum was each made?"
+    ),
     "sums-the-maxima": "`m` is a sum of two maxima; it is the largest logit of both",
 }
+
+
+SAME_BELIEF = {"taken for an output": "finished-too-early", "sums averaged as they are": "sums-are-averaged"}
 
 
 def merge_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
@@ -202,7 +211,7 @@ def _named(got: list[Tensor], right: Partial, a: Partial, b: Partial) -> Wrong:
         hint = MERGE_HINTS[rule]
         same = all(_near_or_nan(mine, theirs) for mine, theirs in zip(got, guess, strict=True))
         if same and not all(_near(one, two) for one, two in zip(guess, right, strict=True)):
-            rule = {"taken for an output": "finished-too-early"}.get(rule, rule)
+            rule = SAME_BELIEF.get(rule, rule)
             return Wrong(hint, rule if rule in MERGE.misconceptions else None)
     bad = torch.isnan(got[1]) | torch.isnan(got[2]).any(-1) | torch.isnan(got[0])
     if bool(bad.any()):
@@ -261,6 +270,8 @@ def _wrong_finish(out: Any, right: Partial, blocks: int) -> Wrong | None:
     if _near(out, o / blocks):
         message = "the merged results are right. `finish` divides by the number of blocks. What do the weights sum to?"
         return Wrong(message, "divides-by-the-blocks")
+    if _near_or_nan(out, o / m.unsqueeze(-1)):
+        return Wrong("the merged results are right. `finish` divides by `m`. What do the weights in `o` add up to?")
     if _near_or_nan(out, wanted * (-m).exp().unsqueeze(-1)) or _near_or_nan(out, wanted * m.exp().unsqueeze(-1)):
         return Wrong("the merged results are right. `m` has no part in the output any more: where did it go?")
     return Wrong("the merged results are right, and the output is not softmax(logits) times values")
@@ -286,6 +297,7 @@ MERGE = Exercise(
         "the-first-maximum-stays": "the first block's maximum is good enough for all",
         "the-last-maximum-counts": "the newest block's maximum is good enough for all",
         "outputs-are-averaged": "the outputs of two blocks are averaged",
+        "sums-are-averaged": "what comes from two blocks is averaged",
         "finished-too-early": "a partial output has weights that add up to 1",
         "one-maximum-for-all": "one maximum serves all queries",
         "minus-infinity-is-a-number": "-inf can be subtracted from -inf",

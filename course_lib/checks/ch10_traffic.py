@@ -177,6 +177,7 @@ def _wrong_evidence(run: dict[str, Any], value: float) -> Wrong:
         "one sequence": (right / run["batch"], "that is of one sequence of each micro-batch"),
         "all devices": (right * n, "that is what all devices send together"),
         "the-other-side": (sent(run, sequence=False) / 1e9, "that is tensor parallel alone"),
+        "megabytes": (right * 1e3, "that is in MB; 1 GB is 1e9 bytes"),
         "gibibytes": (right * 1e9 / 2**30, "those are GiB; 1 GB is 1e9 bytes"),
     }
     return _matching("evidence", guesses, value, run)

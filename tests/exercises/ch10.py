@@ -145,6 +145,24 @@ class wrong_no_return(_Column):
         super().x_grad(own)
 
 
+@wrong("column-parallel", says="a tensor is wanted, on rank 0 a list of")
+class wrong_lists(_Column):
+    def x_grad(self, own):
+        return super().x_grad(own).tolist()
+
+
+@wrong("column-parallel", "keeps-the-whole", says="`grad` alone was gathered")
+class wrong_whole_weight_aside(_Column):
+    def __init__(self, weight, bias, group):
+        super().__init__(weight, bias, group)
+        self.full = weight
+
+    def backward(self, grad):
+        self.weight_grad = grad.flatten(0, 1).T @ self.x.flatten(0, 1)
+        self.bias_grad = grad.sum((0, 1))
+        return self.group.all_gather(grad) @ self.full
+
+
 @wrong("column-parallel", says="is to be a tensor")
 class wrong_no_bias(_Column):
     def __init__(self, weight, bias, group):
@@ -407,7 +425,7 @@ class wrong_by_autograd(_Row):
         return grad @ self.weight
 
 
-@wrong("row-parallel", says="`self.weight_grad` is not that of the whole layer")
+@wrong("row-parallel", says="Over which of B and T is it a sum?")
 class wrong_first_sequence_alone(_Row):
     def backward(self, grad):
         x_grad = super().backward(grad)
@@ -434,6 +452,21 @@ class wrong_adds_up_weight_gradients(_Row):
         before = self.weight_grad
         x_grad = super().backward(grad)
         self.weight_grad = before + self.weight_grad
+        return x_grad
+
+
+@wrong("row-parallel", says="`self.weight_grad` is not there after backward on rank 0")
+class wrong_no_weight_gradient(_Row):
+    def backward(self, grad):
+        self.bias_grad = grad.sum((0, 1))
+        return grad @ self.weight
+
+
+@wrong("row-parallel", says="`self.bias_grad` is not that of the whole layer. Over which")
+class wrong_mean_over_the_batch(_Row):
+    def backward(self, grad):
+        x_grad = super().backward(grad)
+        self.bias_grad = grad.mean((0, 1))
         return x_grad
 
 
@@ -495,6 +528,7 @@ wrong_one_block = wrong(
     "tensor-traffic", says="that is of one block", answer=_sent(1, evidence=_gb[1] / _runs[1]["blocks"])
 )
 wrong_in_bytes = wrong("tensor-traffic", says="1 GB is 1e9 bytes", answer=_sent(1, evidence=_gb[1] * 1e9))
+wrong_in_megabytes = wrong("tensor-traffic", says="is in MB", answer=_sent(0, "A", evidence=_gb[0] * 1e3))
 wrong_three_digits = wrong("tensor-traffic", says="nearly right", answer=_sent(1, evidence=_gb[1] * 1.0008))
 wrong_odd_number = wrong("tensor-traffic", says="one line for each collective", answer=_sent(1, evidence=_gb[1] * 1.3))
 wrong_less = wrong("tensor-traffic", "less-memory-is-less-traffic", answer=_sent(2, "A"))
@@ -634,6 +668,13 @@ def _divides_in_place(result):
     return result[2].div_(_col(result[1]))
 
 
+def _mean_of_sums(m, first, second):
+    _, norm, o = _merge()(first, second)
+    return m, norm / 2, o / 2
+
+
+wrong_mean_of_sums = _softmax("sums-are-averaged", merge=_merge(sums=_mean_of_sums))
+wrong_divided_by_the_maximum = _softmax(says="divides by `m`", finish=lambda r: r[2] / _col(r[0]))
 wrong_merges_in_place = _softmax(says="your code changed what it was given", merge=_in_place)
 wrong_divides_in_place = _softmax(says="your code changed what it was given", finish=_divides_in_place)
 
@@ -754,6 +795,12 @@ wrong_divided_by_ranks = _zigzag(
     positions=lambda t, r, n: _positions(t if t % n else t // n * n // (2 * n) * (2 * n), r, n),
 )
 wrong_any_length = _zigzag("ranks-divide-the-length", positions=lambda t, r, n: _positions(t // (2 * n) * 2 * n, r, n))
+wrong_a_set = _zigzag(
+    says="a set came back", positions=lambda t, r, n: set(_positions(t, r, n)), restore=lambda parts: parts[9]
+)
+wrong_past_the_end = _zigzag(
+    "one-chunk-off", positions=_pairs(second=lambda r, n: 2 * n - r), restore=lambda parts: parts[9]
+)
 wrong_odd_refused_alone = _zigzag(
     "any-length-will-do",
     positions=lambda t, r, n: _positions(t if t % n == 0 else t // (2 * n) * 2 * n, r, n),
@@ -896,6 +943,21 @@ def _both_in_a_row(mine, theirs, rank, source, ranks):
     return place + source * len(theirs) <= (place + rank * len(theirs))[:, None]
 
 
+def _on_its_side(mine, theirs, rank, source, ranks):
+    return mine[None] >= theirs[:, None]
+
+
+def _own_by_place(mine, theirs, rank, source, ranks):
+    return _local(mine, theirs, rank, source, ranks) if rank == source else theirs <= mine[:, None]
+
+
+def _in_order(mine, theirs, rank, source, ranks):
+    return theirs.sort().values <= mine.sort().values[:, None]
+
+
+wrong_on_its_side = _ringed("rows-are-keys", allowed=_on_its_side)
+wrong_triangle_on_the_own = _ringed("places-in-the-block", says="own block", allowed=_own_by_place)
+wrong_takes_them_in_order = _ringed("positions-are-in-order", allowed=_in_order)
 wrong_no_mask = _ringed("every-key-is-seen", allowed=lambda mine, theirs, *_: (theirs >= 0).expand(len(mine), -1))
 wrong_local_places = _ringed("places-in-the-block", allowed=_local)
 wrong_own_positions = _ringed("places-in-the-block", allowed=lambda mine, theirs, *_: mine <= mine[:, None])
@@ -996,7 +1058,62 @@ def wrong_attends_by_hand(q, k, v, positions, group, blocks):
     return logits.softmax(-1) @ v
 
 
-@wrong("ring-attention", says="Is there a `return`")
+@wrong("ring-attention", "queries-travel-too", says="numbers in a step")
+def wrong_queries_go_round(q, k, v, positions, group, blocks):
+    result, where = None, positions
+    for step in range(group.size):
+        if step:
+            q, k, v, where = group.rotate(q, k, v, where)
+        seen = where <= positions[:, None]
+        if seen.any():
+            part = blocks.attend(q, k, v, seen)
+            result = part if result is None else blocks.merge(result, part)
+    return blocks.finish(result)
+
+
+@wrong("ring-attention", says="What has to come to a rank")
+def wrong_queries_go_alone(q, k, v, positions, group, blocks):
+    result, where = None, positions
+    for step in range(group.size):
+        if step:
+            q, where = group.rotate(q, where)
+        seen = positions <= where[:, None]
+        if seen.any():
+            part = blocks.attend(q, k, v, seen)
+            result = part if result is None else blocks.merge(result, part)
+    return blocks.finish(result)
+
+
+@wrong("ring-attention", "outputs-are-added", says="calls `finish` 2 times")
+def wrong_adds_outputs(q, k, v, positions, group, blocks):
+    held, total = (k, v, positions), torch.zeros_like(q)
+    for step in range(group.size):
+        if step:
+            held = group.rotate(*held)
+        seen = held[2] <= positions[:, None]
+        if seen.any():
+            total += blocks.finish(blocks.attend(q, *held[:2], seen))
+    return total
+
+
+@wrong("ring-attention", "counts-its-own-twice")
+def wrong_own_block_twice(q, k, v, positions, group, blocks):
+    result, held = blocks.attend(q, k, v, positions <= positions[:, None]), (k, v, positions)
+    for step in range(group.size):
+        if step:
+            held = group.rotate(*held)
+        seen = held[2] <= positions[:, None]
+        if seen.any():
+            result = blocks.merge(result, blocks.attend(q, *held[:2], seen))
+    return blocks.finish(result)
+
+
+@wrong("ring-attention", says="a partial result")
+def wrong_never_finishes(q, k, v, positions, group, blocks):
+    return blocks.attend(q, k, v, positions <= positions[:, None])
+
+
+@wrong("ring-attention", says="nothing came back. Is there a `return`")
 def wrong_returns_nothing(q, k, v, positions, group, blocks):
     _ring()(q, k, v, positions, group, blocks)
 
