@@ -68,12 +68,14 @@ def chunk_color(kind: str, chunk: int, chunks: int) -> str:
     return color if chunk == 0 else tint(color, 1 - 0.55 * chunk / max(chunks - 1, 1))
 
 
-def legend(used: Iterable[str]) -> list[tuple[str, str]]:
-    """(name, colour) for the kinds that a picture has, and for idle time."""
+def legend(used: Iterable[str], chunks: int = 1) -> list[tuple[str, str]]:
+    """(name, colour) for the kinds that a picture has, for the paler colours of later chunks, and for idle time."""
     kinds = set(used)
     entries = [KINDS[kind] for kind in KINDS if kind in kinds and not (kind == "I" and "B" in kinds)]
     if {"B", "I"} <= kinds:  # they share a colour
         entries[entries.index(KINDS["B"])] = ("backward, input gradient", KINDS["B"][1])
+    if chunks > 1:
+        entries.append(("paler: later chunk", chunk_color("F", 1, 2)))
     return [*entries, ("idle", COLORS["idle"])]
 
 
@@ -143,7 +145,7 @@ def timeline_figure(
     ax.set_ylim(top - _GAP, -0.15)
     ax.set_xlim(0, longest)
     ax.grid(False)
-    key(ax, legend(used))
+    key(ax, legend(used, max(map(_chunks, named.values()))))
     if held:
         _held(axes[1], next(iter(named.values())).slots, lanes[0], scale)
     axes[-1].set_xlabel(f"time ({unit})")
@@ -163,7 +165,7 @@ def _lanes(
     """Draw one run; the kinds that were used."""
     slots = list(run.slots)
     last = max((slot.end for slot in slots), default=0.0)
-    stages = [sorted({slot.stage for slot in slots if slot.rank == rank and slot.kind != "U"}) for rank in range(count)]
+    stages = _stages(run, count)
     chunks = max(map(len, stages), default=1)
     ends = {(slot.rank, slot.stage, slot.microbatch, slot.kind): slot for slot in slots}
     bars = [
@@ -193,6 +195,18 @@ def _lanes(
     return [kind for kind in KINDS if any(bar[3] == kind for bar in bars)]
 
 
+def _stages(run: Drawable, ranks: int) -> list[list[int]]:
+    """Of each rank its stages, in order."""
+    return [
+        sorted({slot.stage for slot in run.slots if slot.rank == rank and slot.kind != "U"}) for rank in range(ranks)
+    ]
+
+
+def _chunks(run: Drawable) -> int:
+    """The most stages that a rank holds."""
+    return max(map(len, _stages(run, 1 + max((slot.rank for slot in run.slots), default=0))), default=1)
+
+
 def _chunk(stages: Sequence[int], slot: SlotLike) -> int:
     return stages.index(slot.stage) if slot.stage in stages else 0
 
@@ -206,7 +220,7 @@ def _held(ax: Axes, slots: Sequence[SlotLike], ranks: int, scale: float) -> None
     found = [held_over_time([slot for slot in slots if slot.rank == rank]) for rank in range(ranks)]
     for rank in reversed(range(ranks)):
         times, counts = found[rank]
-        color, wide = (COLORS["blue"], 2.2) if rank == 0 else (COLORS["grey"], 1.1 if ranks <= 8 else 0.4)
+        color, wide = (COLORS["blue"], 2.2) if rank == 0 else (COLORS["rule"], 1.0 if ranks <= 8 else 0.4)
         style: Any = "-"
         if rank == ranks - 1 > 0:
             color, wide, style = COLORS["vermilion"], 2.0, (0, (5, 1.5))
@@ -218,4 +232,5 @@ def _held(ax: Axes, slots: Sequence[SlotLike], ranks: int, scale: float) -> None
     ax.set_ylabel("activations\nheld")
     names = [f"rank {rank}: at most {max(found[rank][1])}" for rank in sorted({0, ranks - 1})]
     shades = [COLORS["blue"], COLORS["vermilion"]]
-    key(ax, [(name, shade) for name, shade in zip(names, shades, strict=False)])
+    between = [("ranks between", COLORS["rule"])] if ranks > 2 else []
+    key(ax, [*zip(names, shades, strict=False), *between])

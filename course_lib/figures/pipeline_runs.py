@@ -36,7 +36,7 @@ _KINDS = {
     "I": ("backward, inputs", COLORS["backward"]),
     "W": ("backward, weights", COLORS["weight"]),
     "U": ("update", COLORS["optimizer"]),
-    "F2": ("forward on old weights", COLORS["sky"]),
+    "F2": ("forward on old weights", COLORS["vermilion"]),
     "R": ("in a receive", tint(COLORS["communication"], 0.35)),
 }
 _IDLE = ("idle", COLORS["idle"])
@@ -147,7 +147,11 @@ def _draw(ax: Axes, bars: Sequence[Bar], top: float, scale: float, last: float) 
         edge = COLORS["paper"] if kind != "R" else COLORS["communication"]
         ax.add_collection(PolyCollection(boxes, facecolors=color, edgecolors=edge, linewidths=0.7))
         for bar in bars:
-            if bar.kind == kind and bar.label and (bar.end - bar.start) * scale / last > 0.006 + 0.009 * len(bar.label):
+            if (
+                bar.kind == kind
+                and bar.label
+                and (bar.end - bar.start) * scale / last > 0.005 + 0.0085 * len(bar.label)
+            ):
                 middle = (bar.start + bar.end) / 2 * scale
                 ax.text(
                     middle, top + bar.rank, bar.label, size=8, ha="center", va="center_baseline", color=text_on(color)
@@ -183,12 +187,12 @@ def bubble_by_micro_batches(
         ax.plot([at], [100 * middle], "D", color=COLORS["ink"], markersize=6.5, zorder=5)
     if measured:
         at, middle, *_ = measured[len(measured) // 2]
-        note(ax, "measured on 2 ranks: median, lowest, highest", (at, 100 * middle), offset=(38, 74), color="ink")
+        note(ax, "two real ranks, median (line: lowest to highest)", (at, 100 * middle), offset=(38, 74), color="ink")
     ax.set_xscale("log", base=2)
     ticks = sorted({m for points in simulated.values() for m, _ in points})
     ax.set_xticks(ticks, [str(m) for m in ticks])
     ax.set_ylim(0, None)
-    ax.set_xlabel("micro-batches m")
+    ax.set_xlabel("micro-batches m (each step doubles)")
     ax.set_ylabel("idle / total (%)")
     end_labels(ax, named)
     if row:
