@@ -41,6 +41,7 @@ def cost_cases(seed: int) -> list[Case]:
 
     def model(layers: int, experts: int, top_k: int, shared: int) -> dict[str, int]:
         width, inside = (128 * int(n) for n in rng.integers(8, 60, 2))
+        inside = inside if shared == 0 else inside // 8  # else what a router adds is lost in what experts have
         return {
             "layers": layers,
             "width": width,
@@ -72,11 +73,16 @@ def _cost(model: dict[str, int], rule: str = "") -> dict[str, float]:
     shared, chosen = model["shared"], 1 if rule == "one-expert-a-token" else model["top_k"]
     total = active = float(model["rest"])
     for _ in range(1 if rule == "one-layer" else model["layers"]):
-        router = 0 if rule == "nobody-routes" else model["width"] * model["experts"]
+        scored = model["experts"] + (shared if rule == "the-router-scores-all" else 0)
+        router = 0 if rule == "nobody-routes" else model["width"] * scored
         total += router + (model["experts"] + (0 if rule == "no-shared-experts" else shared)) * expert
         active += router + (chosen + (0 if rule in ("shared-experts-rest", "no-shared-experts") else shared)) * expert
         if rule == "the-router-is-chosen-too":
             active += model["width"] * chosen - router
+    if rule == "each-layer-has-the-rest":
+        total, active = (sum_ + (model["layers"] - 1) * model["rest"] for sum_ in (total, active))
+    if rule == "the-rest-is-idle":
+        active -= model["rest"]
     if rule == "all-experts-work":
         active = total
     if rule == "a-share-of-everything":
@@ -90,6 +96,9 @@ COST_HINTS = {
     "a-share-of-everything": "attention and router are in your share too. What of the model does every token use?",
     "the-router-is-chosen-too": "how many scores does the router make for a token?",
     "nobody-routes": "who scores the experts?",
+    "the-router-scores-all": "does the router score what every token visits anyway?",
+    "each-layer-has-the-rest": "how often is `rest` in the model?",
+    "the-rest-is-idle": "which tokens use what is not in the experts?",
     "shared-experts-rest": "who decides whether a token goes to a shared expert?",
     "no-shared-experts": "the shared experts are missing",
     "one-expert-a-token": "how many experts does a token visit?",
@@ -103,7 +112,7 @@ COST_HINTS = {
 
 def cost_judge(case: Case, returned: Any) -> Wrong | None:
     """Relative 1e-6: counts are whole, and float64 holds them."""
-    if not isinstance(returned, dict) or set(returned) != set(KEYS):
+    if not isinstance(returned, dict) or not set(KEYS) <= set(returned):
         what = f"one with {', '.join(map(repr, returned))}" if isinstance(returned, dict) else kind(returned)
         return Wrong(f"a dict with the keys 'total', 'active' and 'flops' is wanted; yours is {what}", form=True)
     right = _cost(case["model"])
@@ -120,6 +129,8 @@ def cost_judge(case: Case, returned: Any) -> Wrong | None:
                 continue  # this mistake would have shown there
             if not _same(guess[key], right[key]) and _same(returned[key], guess[key]):
                 return Wrong(f"`{key}` is {returned[key]:.6g}: {hint}", rule)
+        if _same(returned[key] * 1e9, right[key]):
+            return Wrong(f"`{key}` is {returned[key]:.6g}: the number itself is wanted, not in billions", form=True)
         close = nearly(returned[key], right[key])
         if close:
             return Wrong(f"`{key}` is {close}")
@@ -144,6 +155,9 @@ COST = Exercise(
         "a-share-of-everything": "a token uses top_k / experts of the whole model",
         "the-router-is-chosen-too": "a token is scored by the experts that it visits, and by no other",
         "nobody-routes": "the router has no parameters",
+        "the-router-scores-all": "a shared expert is scored too",
+        "each-layer-has-the-rest": "all that is counted is counted in each layer",
+        "the-rest-is-idle": "a token uses its experts, and nothing else",
         "shared-experts-rest": "a shared expert is one of those that are chosen",
         "no-shared-experts": "a shared expert is no expert of its own",
         "one-expert-a-token": "a token visits one expert",

@@ -100,12 +100,16 @@ def _outputs(case: Case, rule: str = "") -> list[np.ndarray]:
         token = np.argsort(order) // k if rule == "rows-as-they-are" else token
         answers = np.array([np.tanh(x[t].astype(np.float64) @ weights[e]) for t, e in zip(token, by, strict=True)])
         answers = answers.reshape(n * k, WIDTH)
-        if rule == "adds-without-gates":
+        if rule == "gates-change-nothing":
             weight = np.ones_like(weight)
         if rule == "averages-the-choices":
             weight = weight / k
         if rule == "gates-stay-behind":
             weight = weight[np.argsort(order)]
+        if rule == "gates-are-sorted":
+            weight = weight[order]
+        if rule == "an-index-twice-adds-twice":  # of a token's answers the last one in the order is left
+            weight = weight * (chosen == chosen.max(1, keepdims=True, initial=0)).ravel()
         if rule == "stays-sorted":
             answers = answers[order]
         if rule == "puts-back-by-order":
@@ -122,14 +126,18 @@ def _order(chosen: np.ndarray) -> np.ndarray:
 LAYER_HINTS = {
     "stays-sorted": "the answers are right, and not yet in the order of the tokens",
     "puts-back-by-order": "order says where a row comes from. Where does the row at place i have to go?",
+    "an-index-twice-adds-twice": (
+        "of a token's answers one is left. What does `out[index] += ...` do with a number that is in index twice?"
+    ),
     "gates-stay-behind": "each answer has another slot's gate: one of the two is sorted, and the other is not",
+    "gates-are-sorted": "each answer has another slot's gate: one of the two is sorted, and the other is not",
     "received-rows-are-sorted": (
         "rows were computed by another expert of the right rank. They come rank by rank: in which order of experts?"
     ),
     "one-expert-a-rank": "a rank's first expert has computed all that the rank received",
     "rows-as-they-are": "the rows are sent in the order of the tokens. For which rank are the first of them?",
     "a-slot-is-a-token": "with two choices, which token does slot 1 belong to?",
-    "adds-without-gates": "the answers are added up without their gates",
+    "gates-change-nothing": "the gates change nothing. Are they left out, or divided by their sum?",
     "averages-the-choices": "the choices are averaged. What do the gates do already?",
     "only-the-first-choice": "only the first choice of each token has come back",
 }
@@ -157,7 +165,7 @@ def exchange_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if not _equal(outputs, _outputs(case)):
         for rule, hint in LAYER_HINTS.items():
             if _equal(outputs, _outputs(case, rule)):
-                return Wrong(f"{before}{hint}", rule)
+                return Wrong(f"{before}{hint}", "gates-stay-behind" if rule == "gates-are-sorted" else rule)
         off = [rank for rank, pair in enumerate(zip(outputs, _outputs(case), strict=True)) if not _close(*pair)]
         where = ", ".join(map(str, off))
         return Wrong(
@@ -234,7 +242,8 @@ EXCHANGE = Exercise(
         "rows-as-they-are": "an exchange finds out by itself which row is for whom",
         "one-expert-a-rank": "a rank holds one expert",
         "a-slot-is-a-token": "slots of the second choice come after all of the first",
-        "adds-without-gates": "the answers of a token's experts are added up as they are",
+        "gates-change-nothing": "an answer counts in full, whatever its gate",
+        "an-index-twice-adds-twice": "`out[index] += rows` adds up the rows of one index",
         "averages-the-choices": "the answers of a token's experts are averaged",
         "everything-to-everybody": "a rank needs all tokens to find those for its experts",
     },

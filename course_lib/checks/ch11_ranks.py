@@ -63,15 +63,24 @@ class Rank:
             return self._replies[call].clone()
         where = f"exchange {call + 1} of rank {self.rank}"
         if not isinstance(rows, torch.Tensor) or rows.ndim < 1:
-            raise Stop(f"{where}: rows is a tensor with a first dimension; yours is {kind(rows)}")
+            raise Stop(f"{where}: rows is a tensor with a first dimension; {_yours(rows)}")
         send, receive = (
             _whole(numbers, self.ranks, where, what) for numbers, what in ((send, "send"), (receive, "receive"))
         )
         if sum(send) != len(rows):
-            rule = "a-token-is-a-row" if len(rows) * 2 <= sum(send) else None
-            raise Stop(f"{where}: send adds up to {sum(send)}, and there are {len(rows)} rows", rule)
+            tokens = rows.ndim == 2 and rows.shape[1] == self._weights.shape[1]
+            rule = "a-token-is-a-row" if tokens and len(rows) * 2 <= sum(send) else None
+            there = "there is 1 row" if len(rows) == 1 else f"there are {len(rows)} rows"
+            text = f"{where}: send adds up to {sum(send)}, and {there}"
+            if sum(receive) == len(rows):
+                text, rule = f"{text}, as many as receive adds up to. Are the two exchanged?", None
+            raise Stop(text, rule)
         self._asked = (rows.detach().clone(), send, receive)
         raise _Pause
+
+
+def _yours(rows: Any) -> str:
+    return "yours has none" if hasattr(rows, "shape") else f"yours is {kind(rows)}"
 
 
 def _whole(numbers: Any, ranks: int, where: str, what: str) -> list[int]:

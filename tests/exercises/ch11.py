@@ -33,6 +33,32 @@ wrong_forward_only = _costs("forward-only", factor=2)
 wrong_backward_is_one_forward = _costs("backward-costs-one-forward", factor=4)
 
 
+@wrong("active-and-total", "the-router-scores-all")
+def wrong_router_scores_shared(model):
+    found, more = _cost(model), model["layers"] * model["width"] * model["shared"]
+    total, active = found["total"] + more, found["active"] + more
+    return {"total": total, "active": active, "flops": 6 * active}
+
+
+@wrong("active-and-total", "each-layer-has-the-rest")
+def wrong_rest_in_each_layer(model):
+    found, more = _cost(model), (model["layers"] - 1) * model["rest"]
+    total, active = found["total"] + more, found["active"] + more
+    return {"total": total, "active": active, "flops": 6 * active}
+
+
+@wrong("active-and-total", "the-rest-is-idle")
+def wrong_rest_not_active(model):
+    found = _cost(model)
+    active = found["active"] - model["rest"]
+    return found | {"active": active, "flops": 6 * active}
+
+
+@wrong("active-and-total", says="not in billions")
+def wrong_billions(model):
+    return {key: value / 1e9 for key, value in _cost(model).items()}
+
+
 @wrong("active-and-total", "all-experts-work")
 def wrong_dense(model):
     found = _cost(model)
@@ -84,6 +110,11 @@ def right_layer_by_layer(model):
     total = model["rest"] + sum(layer(model["experts"] + model["shared"]) for _ in range(model["layers"]))
     active = model["rest"] + sum(layer(model["top_k"] + model["shared"]) for _ in range(model["layers"]))
     return {"flops": torch.tensor(6.0 * active, dtype=torch.float64), "total": total, "active": active}
+
+
+@right("active-and-total")
+def right_with_a_note(model):
+    return _cost(model) | {"expert": 3 * model["width"] * model["expert_width"]}
 
 
 # 11.2 there and back by all-to-all
@@ -152,7 +183,19 @@ wrong_slots_are_tokens = _layers(
     "a-slot-is-a-token", rows=lambda self, tokens, order, chosen: tokens[order % max(len(tokens), 1)]
 )
 wrong_no_gates = _layers(
-    "adds-without-gates", combine=lambda self, by_slot, gates, order, shape: by_slot.view(*shape, 5).sum(1)
+    "gates-change-nothing", combine=lambda self, by_slot, gates, order, shape: by_slot.view(*shape, 5).sum(1)
+)
+wrong_gates_made_one = _layers(
+    "gates-change-nothing",
+    combine=lambda self, by_slot, gates, order, shape: (
+        by_slot.view(*shape, 5) * (gates / gates.sum(1, keepdim=True))[:, :, None]
+    ).sum(1),
+)
+wrong_gates_sorted_again = _layers(
+    "gates-stay-behind",
+    combine=lambda self, by_slot, gates, order, shape: (
+        (by_slot * gates.flatten()[order][:, None]).view(*shape, 5).sum(1)
+    ),
 )
 wrong_averages = _layers(
     "averages-the-choices",
@@ -242,6 +285,43 @@ class _Loops(_Layer):
     def theirs(self, ours, me):
         while True:
             super().theirs(ours, me)
+
+
+class _Overwrites(_Layer):
+    """`+=` at an index that holds a token twice."""
+
+    def put(self, back, order):
+        return back
+
+    def combine(self, by_slot, gates, order, shape):
+        out = by_slot.new_zeros(shape[0], 5)
+        out[order // shape[1]] += by_slot * gates.flatten()[order][:, None]
+        return out
+
+
+class _SameWayBack(_Layer):
+    """The way back with the numbers of the way there."""
+
+    def __call__(self, tokens, chosen, gates, me):
+        order, per_expert = _counts(chosen, me.n_experts)
+        ours = per_expert.view(me.ranks, -1)
+        theirs = self.theirs(ours, me)
+        send, receive = ours.sum(1).tolist(), theirs.sum(1).tolist()
+        answers = me.exchange(self.rows(tokens, order, chosen), send, receive)
+        return me.exchange(answers, send, receive)
+
+
+wrong_overwrites = wrong("all-to-all", "an-index-twice-adds-twice", answer={"counts": _counts, "layer": _Overwrites()})
+wrong_same_way_back = wrong(
+    "all-to-all", says="Are the two exchanged?", answer={"counts": _counts, "layer": _SameWayBack()}
+)
+wrong_table_on_its_side = _layers(
+    says="exchange 1 of rank 0: send adds up to 2, and there is 1 row",
+    theirs=lambda self, ours, me: me.exchange(ours.t(), [1] * me.ranks, [1] * me.ranks),
+)
+wrong_scalar = _layers(
+    says="yours has none", theirs=lambda self, ours, me: me.exchange(ours.sum(), [1] * me.ranks, [1] * me.ranks)
+)
 
 
 class _Silent(_Layer):
