@@ -180,7 +180,7 @@ def next_text(variant: int) -> str:
 def next_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """The letter exact, the ms within 0.06%: rounding to four digits passes. Lines are 8% apart, memory 6%."""
     run = next_axis(int(returned["variant"]))
-    choice, number = partial(_wrong_choice, run), partial(_wrong_number, run)
+    choice, number = partial(_wrong_choice, run, value=returned.get("evidence")), partial(_wrong_number, run)
     return judge_choice(returned, run, "ABCDE", choice, number, rel_tol=6e-4)
 
 
@@ -191,13 +191,21 @@ def _best(run: Run, rule: str = "", *, any_size: bool = False) -> str:
     return min(fits, key=lambda line: found[line][0])
 
 
-def _wrong_choice(run: Run, given: str) -> Wrong:
+def _wrong_choice(run: Run, given: str, value: float | None) -> Wrong:
+    """What is wrong with a line, and whether the ms are right for that line."""
+    right = value is not None and math.isclose(value, outcome(run, given)[0], rel_tol=6e-4)
+    wrong = _wrong_line(run, given)
+    before = f"{value:g} ms is right for {given}: " if right else f"{given}: "
+    return Wrong(before + wrong.message, wrong.misconception)
+
+
+def _wrong_line(run: Run, given: str) -> Wrong:
     if outcome(run, given)[1] > run["usable"]:
         held = outcome(run, "")[1] > run["usable"]
         ask = (
             "what does a device hold as it is, and what with this line?" if held else "what does a device hold with it?"
         )
-        return Wrong(f"{given}: {ask}", "what-is-fast-fits")
+        return Wrong(ask, "what-is-fast-fits")
     largest = {"gather": "A", "stage": "D", "expert": "E"}[max(run["waits"], key=lambda key: run["waits"][key])]
     rules = {
         "new-traffic-is-free": ("how long does a device send what this line adds?", _best(run, "new-traffic-is-free")),
@@ -207,12 +215,15 @@ def _wrong_choice(run: Run, given: str) -> Wrong:
     found = {rule: text for rule, (text, line) in rules.items() if line == given}
     if found:
         rule = next(iter(found))
-        return Wrong(f"{given}: " + " Or: ".join(found.values()), rule if len(found) == 1 else None)
-    if given in "BC" and outcome(run, "")[1] <= run["usable"]:
-        return Wrong(f"{given}: it makes room. Is there a lack of room in this run?", "room-is-always-short")
-    if given in "BC":
-        return Wrong(f"{given}: it fits. How long is its step, and that of the other one that fits?")
-    return Wrong(f"{given}: which wait does it shorten, and how long is that in this timeline?", "any-axis-helps")
+        return Wrong(" Or: ".join(found.values()), rule if len(found) == 1 else None)
+    short, gains = outcome(run, "")[1] > run["usable"], outcome(run, given)[0] < outcome(run, "")[0]
+    if given == "C" and not short:
+        return Wrong("it makes room. Is there a lack of room in this run?", "room-is-always-short")
+    if given == "B" and gains and not short:
+        return Wrong("it fits. Which other lines fit, and how long is the step with each?")
+    if given in "BC" and short:
+        return Wrong("it fits. How long is its step, and that of the other one that fits?")
+    return Wrong("which wait does it shorten, and how long is that in this timeline?", "any-axis-helps")
 
 
 def _wrong_number(run: Run, value: float) -> Wrong:
