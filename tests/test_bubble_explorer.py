@@ -62,8 +62,8 @@ def test_what_it_opens_with(made):
 
 
 def test_the_presets_make_their_points(made):
-    labels = ["double the micro-batches", "1F1B has GPipe's bubble but not its memory", "interleave"]
-    labels += ["fill it with weight gradients", "one slow stage"]
+    labels = ["twice the micro-batches, twice the batch", "1F1B has GPipe's bubble but not its memory", "interleave"]
+    labels += ["fill it with weight gradients", "one slow rank", "sending takes half a forward"]
     assert [preset.label for preset in made.presets] == labels
     done = press(made, labels[0]).data["done"]
     assert done.bubble_fraction == pytest.approx(3 / 19) and done.peak_in_flight == (16,) * 4
@@ -76,6 +76,9 @@ def test_the_presets_make_their_points(made):
     assert done.bubble_fraction == pytest.approx(1 / 9) and set(done.table.kind.tolist()) == {0, 2, 3}
     view = press(made, labels[4])
     assert view.data["done"].bubble_fraction > 0.4 and "rank 2, slow" in view.picture
+    assert view.message.endswith("1 − mean / max of the ranks' times stays: 37.5%.")  # 1 - 1.25 / 2
+    done = press(made, labels[5]).data["done"]
+    assert done.makespan == 41 and simulate("gpipe", 4, 8, send=0.5).makespan == 36
     assert not made.reached  # a preset shows, the goals are for finding
 
 

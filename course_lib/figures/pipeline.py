@@ -220,7 +220,7 @@ def _held(ax: Axes, slots: Sequence[SlotLike], ranks: int, scale: float) -> None
     found = [held_over_time([slot for slot in slots if slot.rank == rank]) for rank in range(ranks)]
     for rank in reversed(range(ranks)):
         times, counts = found[rank]
-        color, wide = (COLORS["blue"], 2.2) if rank == 0 else (COLORS["rule"], 1.0 if ranks <= 8 else 0.4)
+        color, wide = (COLORS["blue"], 2.2) if rank == 0 else (COLORS["grey"], 1.1 if ranks <= 8 else 0.4)
         style: Any = "-"
         if rank == ranks - 1 > 0:
             color, wide, style = COLORS["vermilion"], 2.0, (0, (5, 1.5))
@@ -232,5 +232,5 @@ def _held(ax: Axes, slots: Sequence[SlotLike], ranks: int, scale: float) -> None
     ax.set_ylabel("activations\nheld")
     names = [f"rank {rank}: at most {max(found[rank][1])}" for rank in sorted({0, ranks - 1})]
     shades = [COLORS["blue"], COLORS["vermilion"]]
-    between = [("ranks between", COLORS["rule"])] if ranks > 2 else []
+    between = [("ranks between", COLORS["grey"])] if ranks > 2 else []
     key(ax, [*zip(names, shades, strict=False), *between])

@@ -59,7 +59,9 @@ def no_timeline_svg(ranks: int, *, title: str, subtitle: str) -> str:
     for rank in range(ranks):
         top = _TOP + rank * step
         parts.append(put_text(_LEFT - 8, top + 0.4 * step, f"rank {rank}", anchor="end"))
-        parts.append(_rect(_LEFT, top, _RIGHT - _LEFT, 0.8 * step, f'fill="{MUTED}" fill-opacity="0.16"'))
+        parts.append(
+            _rect(_LEFT, top, _RIGHT - _LEFT, 0.8 * step, f'fill="none" stroke="{MUTED}" stroke-dasharray="4 4"')
+        )
     return head(title, subtitle) + svg(round(_TOP + ranks * step), parts)
 
 
@@ -138,7 +140,7 @@ class _Picture:
         found = [(self.ranks[place], a, b, self._until(place)) for place, a, b in at]
         last = np.append(np.flatnonzero(np.diff(self.done.table.rank)), self.start.size - 1)
         found += [
-            (rank, self.ends[place], self.span, "it has done its part of the batch")
+            (rank, self.ends[place], self.span, "it has done its part of the batch, and the next needs the update")
             for rank, place in enumerate(last.tolist())
             if self.span - self.end[place] > 1e-9 * self.span
         ]
@@ -239,6 +241,9 @@ class _Picture:
             words = f"rank {rank}, at most {done.peak_in_flight[rank]}"
             parts.append(put_text(x + 24, top - 14, words, anchor="start"))
             x += 56 + 6.7 * len(words)
+        if ranks > 2:
+            parts += [line(x, top - 14, x + 18, top - 14, MUTED, 1)]
+            parts += [put_text(x + 24, top - 14, "ranks between", anchor="start", fill=MUTED)]
         for count in sorted({0, most, most // 2 if most >= 4 else 0}):
             y = self.bottom - count / most * (_HELD - 6)
             parts.append(line(_LEFT, y, _RIGHT, y, RULE, 0.6))

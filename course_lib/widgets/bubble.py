@@ -78,7 +78,9 @@ def _formula(values: Mapping[str, Any], done: PipelineTimeline) -> tuple[str, st
     if values["send"] > 0 and values["stages"] > 1:
         why = f"the formula of {label} knows of no time for sending."
     if _slow(values) is not None and values["stages"] > 1:
-        why = f"the formula of {label} is for ranks that are equally fast."
+        works = np.bincount(done.table.rank, weights=done.durations)
+        why = f"the formula of {label} is for ranks that are equally fast. However many micro-batches there are, "
+        why += f"1 − mean / max of the ranks' times stays: {1 - works.mean() / works.max():.1%}."
     each = " (F, B, I, W: of one chunk)" if chunks > 1 else ""
     waits = f"Formula: each rank waits {formula.idle.replace('-', '−')}{each}"
     words = f"{waits}, which {'would make' if why else 'makes'} {told:.1%} of the total and {ideal:.1%} of the ideal."
@@ -150,7 +152,7 @@ def _draw(**values: Any) -> View:
         (told, holds),
         (f"{max(peaks)}", of_what),
     ]
-    hint = " Point at a slot or a gap: what it waits for."
+    hint = " Point at a slot or a gap, or take one at “select”: what it waits for."
     return View(
         pipeline_svg(done, title=title, subtitle=subtitle + hint, slow=_slow(values), framed=chain),
         alt=f"{title}. {subtitle} Activations in flight at most, by rank: {', '.join(map(str, peaks))}.",
@@ -273,16 +275,17 @@ def bubble_explorer() -> Explorer:
             ),
         ],
         presets=[
-            Preset("double the micro-batches", {"microbatches": 16}),
+            Preset("twice the micro-batches, twice the batch", {"microbatches": 16}),
             Preset("1F1B has GPipe's bubble but not its memory", {"schedule": "1F1B"}),
             Preset("interleave", {"schedule": "interleaved"}),
             Preset("fill it with weight gradients", {"schedule": "ZB-H1"}),
-            Preset("one slow stage", {"schedule": "1F1B", "slow_by": 2}),
+            Preset("one slow rank", {"slow_by": 2}),
+            Preset("sending takes half a forward", {"schedule": "1F1B", "send": 0.5}),
         ],
         goals=[
             Goal("The fewest micro-batches with less than 5% idle of the total, on 4 ranks or more", _fewest),
             Goal("GPipe's bubble with a quarter of its activations", _a_quarter),
-            Goal("Interleaving that takes longer than 1F1B at the same times", _in_vain),
+            Goal("Interleaving that takes longer than 1F1B at the same times, sending included", _in_vain),
         ],
         still=_still,
         title="How long do the ranks wait, and what do they hold meanwhile?",
