@@ -111,10 +111,10 @@ def kept(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """MB that forward leaves for backward on one rank, against the number of ranks; dashed: an equal share."""
+    """MB that forward leaves for backward on one rank, against the number of ranks; thin and grey: an equal share."""
     fig, ax = new_figure(title, subtitle, height=290)
     whole = next(iter(lines.values()))[0]
-    ax.plot(ranks, [whole / n for n in ranks], color=COLORS["grey"], linestyle=(0, (2, 2)), linewidth=1.2)
+    ax.plot(ranks, [whole / n for n in ranks], color=COLORS["grey"], linewidth=1, zorder=5)
     drawn = [
         (ax.plot(ranks, values, marker="o", markersize=4, **series(place))[0], name)
         for place, (name, values) in enumerate(lines.items())
@@ -123,7 +123,7 @@ def kept(
     ax.set_xscale("log", base=2)
     ax.set_xticks(list(ranks), [str(n) for n in ranks])
     ax.set_ylim(0, whole * 1.08)
-    ax.set_xlabel("tensor-parallel ranks (dashed: one device's, divided by them)")
+    ax.set_xlabel("tensor-parallel ranks (thin grey line: one device's, divided by them)")
     ax.set_ylabel("MB kept for backward on one rank")
     if row:
         numbers(fig, row)
@@ -148,12 +148,12 @@ def sending_shares(
     end_labels(ax, drawn)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.axhline(1, color=COLORS["grey"], linewidth=1, linestyle=(0, (4, 3)))
+    ax.axhline(1, color=COLORS["grey"], linewidth=1)
     ax.axvline(node, color=COLORS["rule"], linewidth=1)
     low = min(float(np.min(values)) for values in lines.values())
     ax.annotate("a node", (node, low), xytext=(4, 0), textcoords="offset points", size=9, color=COLORS["muted"])
     ax.set_xticks(list(ranks), [str(n) for n in ranks])
-    ax.set_xlabel("tensor-parallel ranks (dashed: it sends for as long as it computes)")
+    ax.set_xlabel("tensor-parallel ranks (grey line at 1: it sends for as long as it computes)")
     ax.set_ylabel("seconds sent a second computed")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.minorticks_off()
