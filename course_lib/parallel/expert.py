@@ -85,7 +85,8 @@ class ExpertParallel(Strategy):
 
     over: how many ranks share out the experts, neighbours in rank order; all by default. With fewer, the experts are
     there world / over times, and their gradients are summed over the ranks that have the same ones.
-    A rank's optimizer knows its own experts alone.
+    A rank's optimizer knows its own experts alone. What `auxiliary_loss` would add is left out: it is a product of two
+    means over the batch, so that the sum of the ranks' own is another loss than the whole batch's.
     """
 
     def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, *, over: int | None = None) -> None:
