@@ -178,8 +178,9 @@ class Check:
         line = outcome.line
         if variant is not None and outcome.status == "failed" and not outcome.form:
             wrong = self._wrong[exercise]
-            if repr(answer) not in wrong:  # running the same cell twice is one try
-                wrong.append(repr(answer))
+            choice = repr({key: value for key, value in answer.items() if key != "evidence"})
+            if choice not in wrong:  # the same cell again, or the same choice with other evidence, is one try
+                wrong.append(choice)
             if len(wrong) == 2:
                 wrong.clear()
                 self._due[exercise] = variant + 1

@@ -192,6 +192,13 @@ def test_variants_change_after_two_failures_and_the_old_one_is_refused(check: Ch
     check("choice", {"variant": 1, "choice": right[1]})
 
 
+def test_the_same_choice_with_other_evidence_is_one_try(check: Check) -> None:
+    """While the choice is wrong the messages say nothing of the evidence, so correcting it alone is no second guess."""
+    for evidence in (None, 1.0, 2.0):
+        assert "variant" not in line(check, "choice", {"variant": 0, "choice": -1, "evidence": evidence})
+    assert "Write variant=1" in line(check, "choice", {"variant": 0, "choice": -2, "evidence": 2.0})
+
+
 def test_a_variant_further_on_is_no_way_round(check: Check) -> None:
     """A number above the expected one is fine (a kernel may have been restarted), and its numbers change as well."""
     for guess in (-1, -2):
