@@ -38,7 +38,7 @@ class Reporter:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._next = 0  # the recorder's number of the first collective that was not told yet
-        self._lock, self._record_lock = threading.Lock(), threading.Lock()
+        self._lock, self._record_lock = threading.Lock(), threading.RLock()
 
     def tell(self, kind: str, *content: Any, parcel: bytes | None = None) -> None:
         """Send (kind, seconds on the clock that all processes share, content), and a parcel behind it."""
@@ -47,6 +47,11 @@ class Reporter:
             self.connection.send_bytes(data)
             if parcel is not None:
                 self.connection.send_bytes(parcel)
+
+    def tell_calls(self, kind: str, *content: Any, parcel: bytes | None = None) -> None:
+        """`tell`, with `calls` as the end of the content. Those of two threads are told in the order of the calls."""
+        with self._record_lock:
+            self.tell(kind, *content, *self.calls(), parcel=parcel)
 
     def calls(self) -> tuple[list[_record.Operation], bool]:
         """What this rank has called since it was last asked, and whether the recorder has lost some of it.
@@ -65,18 +70,8 @@ class Reporter:
         """Tell of an error: its kind, one line, a readable traceback."""
         told = _lines.in_one_line(error)
         if isinstance(error, SystemExit):
-            doing, told = (
-                "left",
-                f"sys.exit({'' if error.code is None else repr(error.code)})",
-            )
-        self.tell(
-            "failed",
-            doing,
-            told,
-            _lines.readable(error),
-            _record.is_communication(error),
-            *self.calls(),
-        )
+            doing, told = "left", f"sys.exit({'' if error.code is None else repr(error.code)})"
+        self.tell_calls("failed", doing, told, _lines.readable(error), _record.is_communication(error))
 
 
 class Lines:
@@ -216,8 +211,8 @@ def work(reporter: Reporter, setup: dict[str, Any], parcel: bytes, store: dist.S
         data, _ = pack(result)
     except BaseException as error:
         kind = type(result).__name__
-        return reporter.tell("failed", "return", f"{kind}: {reason(error)}", "", False, *reporter.calls())
-    reporter.tell("returned", *reporter.calls(), parcel=data)
+        return reporter.tell_calls("failed", "return", f"{kind}: {reason(error)}", "", False)
+    reporter.tell_calls("returned", parcel=data)
 
 
 def watch(reporter: Reporter, leave: threading.Event) -> None:
@@ -231,14 +226,14 @@ def watch(reporter: Reporter, leave: threading.Event) -> None:
                 if order == b"leave":
                     leave.set()
                     return
-                reporter.tell("place", _record.place(_record.main_frame()), *reporter.calls())
+                reporter.tell_calls("place", _record.place(_record.main_frame()))
                 continue
             frame = _record.main_frame()
             now = (id(frame), frame.f_lasti) if frame is not None else None
             still = still + 1 if now == seen else 0
             seen = now
             if still == STUCK:
-                reporter.tell("place", _record.place(frame), *reporter.calls())
+                reporter.tell_calls("place", _record.place(frame))
             del frame
         except (EOFError, OSError):
             os._exit(1)

@@ -74,7 +74,9 @@ def operations(after: int) -> tuple[list[Operation], int, bool]:
     dump = _distributed_c10d._dump_fr_trace(True, True, False)  # type: ignore[attr-defined]
     entries = cloudpickle.loads(dump)["entries"]
     world = dist.distributed_c10d._world
-    ranks = {world.pg_names[group]: tuple(sorted(found)) for group, found in world.pg_group_ranks.items()}
+    # A group that this rank is not in has no name here, and other threads may make groups meanwhile.
+    mine = [(world.pg_names.get(group), found) for group, found in list(world.pg_group_ranks.items())]
+    ranks = {name: tuple(sorted(found)) for name, found in mine if name is not None}
     newest = max((entry["record_id"] + 1 for entry in entries), default=after)
     lost = min((entry["record_id"] for entry in entries), default=after) > after
     found = []

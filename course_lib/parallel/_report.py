@@ -49,8 +49,12 @@ class Rank:
     place: "Place | None" = None
     calls: "dict[tuple[str, int], Operation]" = field(default_factory=dict)
     """By group and number."""
+    last: dict[str, int] = field(default_factory=dict)
+    """Number of its last collective in each group."""
     lost: bool = False
     """Whether some of its calls are unknown."""
+    followed: set[str] = field(default_factory=set)
+    """Groups of which a call is known that came after those that are unknown: so is what came after it."""
     crash: "Line | None" = None
     """Where Python stood when it crashed, or when it could not answer."""
     last_words: str = ""
@@ -59,16 +63,17 @@ class Rank:
     """(bytes that another rank sent, bytes that this one expected), when gloo ended it for that."""
 
     def note(self, calls: "Iterable[Operation]", lost: bool) -> None:
-        """More of what it has called."""
-        self.lost = self.lost or lost
-        self.calls |= {(call.group, call.number): call for call in calls}
+        """More of what it has called; `lost`: with a gap before it."""
+        if lost:
+            self.lost, self.followed = True, set()
+        for call in calls:
+            self.calls[call.group, call.number] = call
+            self.last[call.group] = max(call.number, self.last.get(call.group, 0))
+            self.followed.add(call.group)
 
-    def last(self) -> dict[str, int]:
-        """Number of its last collective in each group."""
-        found: dict[str, int] = {}
-        for group, number in self.calls:
-            found[group] = max(number, found.get(group, 0))
-        return found
+    def may_have_called(self, group: str, number: int) -> bool:
+        """One that has called a later one of the group has called this one; or it may be in a gap."""
+        return self.last.get(group, 0) >= number or (self.lost and group not in self.followed)
 
 
 def some(ranks: Iterable[int]) -> str:
@@ -133,7 +138,7 @@ def of_death(rank: int, ranks: Sequence[Rank], failed: tuple[int, ...]) -> RankE
     if known.unexpected is not None:
         sent, expected = known.unexpected
         lines.append(f"Another rank sent it {sent} bytes where it expected {expected}.")
-        groups = [(other, one.last().get("0")) for other, one in enumerate(ranks) if other != rank]
+        groups = [(other, one.last.get("0")) for other, one in enumerate(ranks) if other != rank]
         calls = [in_words(other, ranks[other].calls["0", number]) for other, number in groups if number]
         lines += ["The others' last collectives:", *calls, SAME_CALLS] if calls else [SAME_SIZES]
     elif known.crash is not None and ("send" in known.crash.text or "recv" in known.crash.text):
@@ -146,15 +151,14 @@ def disagreement(ranks: Sequence[Rank], over: bool = False) -> RankError | None:
 
     A rank that has returned will call nothing more; when the call is `over`, so has every rank.
     """
-    groups, last = members(ranks), [rank.last() for rank in ranks]
+    groups = members(ranks)
     for group, number in sorted({key for rank in ranks for key in rank.calls}, key=lambda key: (key[1], key[0])):
         calls = {place: rank.calls[group, number] for place, rank in enumerate(ranks) if (group, number) in rank.calls}
         first = next(iter(calls.values()))
         if not all(first.agrees(call) for call in calls.values()):
             return different(groups[group], calls, len(ranks))
         left = [one for one in groups[group] if one not in calls and (over or ranks[one].returned)]
-        # One that has called a later one of this group has called this one; of one that has lost calls we cannot say.
-        left = [one for one in left if last[one].get(group, number if ranks[one].lost else 0) < number]
+        left = [one for one in left if not ranks[one].may_have_called(group, number)]
         if left:
             return missing(left, calls, ranks)
     return None

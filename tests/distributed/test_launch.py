@@ -203,6 +203,63 @@ def test_calls_that_the_recorder_has_forgotten_are_not_missed(monkeypatch: pytes
     assert run_ranks(work, 3) == [None, None, None]
 
 
+def test_what_was_told_before_the_recorder_forgot_the_rest_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 is late, so that both tell what they called so far; rank 1's second call in the pair is told by nobody."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "16")
+
+    def work() -> None:
+        pair = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(2), group=pair)
+        time.sleep(1.2 * dist.get_rank())
+        dist.all_reduce(torch.ones(2), group=pair)
+        for _ in range(40):
+            dist.all_reduce(torch.ones(2))
+
+    assert run_ranks(work, 2) == [None, None]
+
+
+def test_the_record_is_read_beside_groups_that_a_rank_is_not_in() -> None:
+    """With one rank late; and a call after such a group that the other does not make is told of at once."""
+
+    def work(calls: int) -> None:
+        dist.all_reduce(torch.ones(2))
+        time.sleep(1.2 * dist.get_rank())
+        dist.all_reduce(torch.ones(2))
+        for rank in range(2):
+            dist.new_group([rank])
+        for _ in range(calls if dist.get_rank() else 1):
+            dist.all_reduce(torch.ones(2))
+
+    assert run_ranks(work, 2, 1) == [None, None]
+    with pytest.raises(RankError, match="rank 0 of 2 returned without the all_reduce that rank 1 called"):
+        run_ranks(work, 2, 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a rank of the pool would keep what is replaced here")
+def test_a_rank_that_returns_while_it_tells_where_it_stood() -> None:
+    """Its return does not overtake the calls that another thread of it is about to tell."""
+
+    def work() -> None:
+        from types import SimpleNamespace
+
+        from course_lib.parallel import _rank
+
+        asked, dumps = threading.Event(), _rank.cloudpickle.dumps
+
+        def slow(what: Any) -> bytes:
+            if what[0] == "place":
+                asked.set()
+                time.sleep(1.5)
+            return bytes(dumps(what))
+
+        dist.all_reduce(torch.ones(2))
+        if dist.get_rank() == 1:
+            setattr(_rank, "cloudpickle", SimpleNamespace(dumps=slow))  # noqa: B010
+            asked.wait()
+
+    assert run_ranks(work, 2) == [None, None]
+
+
 def test_the_function_may_end_the_group_itself_as_a_script_does() -> None:
     def script() -> int:
         dist.all_reduce(torch.ones(2))
