@@ -44,7 +44,14 @@ def capacity_cases(seed: int) -> list[Case]:
         case(
             "one sequence, one choice", (1, 9, 1), 2, "sequence", "token", "the-last-stay one-too-many all-find-a-place"
         ),
-        case("one sequence, three choices, token by token", one, 4, "sequence", "token", f"first-choices-first {each}"),
+        case(
+            "one sequence, three choices, token by token",
+            one,
+            4,
+            "sequence",
+            "token",
+            f"first-choices-first a-dropped-choice-drops-the-token and-drops-those-before {each}",
+        ),
         case(
             "the same, first choices first",
             one,
@@ -97,6 +104,8 @@ def _kept(case: Case, rule: str = "") -> np.ndarray:
         taken[queue] = taken.get(queue, 0) + 1
     if rule == "a-dropped-choice-drops-the-token":
         kept &= kept.all(2, keepdims=True)
+    if rule == "and-drops-those-before":
+        kept = np.logical_and.accumulate(kept[:, :, ::-1], axis=2)[:, :, ::-1]
     return kept
 
 
@@ -149,7 +158,8 @@ KEPT_HINTS = {
     ),
     "places-for-each-choice": "each choice has places of its own. How many has an expert in all?",
     "one-queue": "all experts share one queue",
-    "a-dropped-choice-drops-the-token": "a token loses its other choice too",
+    "a-dropped-choice-drops-the-token": "a token loses its other choices too",
+    "and-drops-those-before": "a token loses the choices before the dropped one too",
 }
 OUTPUT_HINTS = {
     "nothing-is-dropped": "kept has no effect on the output",
@@ -195,7 +205,8 @@ def _wrong_mask(case: Case, found: np.ndarray, right: np.ndarray) -> Wrong:
     rules = [rule for rule in KEPT_HINTS if (_kept(case, rule) != right).any()]
     fits = [rule for rule in rules if np.array_equal(found, _kept(case, rule))]
     if len(fits) == 1:
-        return Wrong(f"kept: {KEPT_HINTS[fits[0]]}", fits[0])
+        rule = "a-dropped-choice-drops-the-token" if fits[0] == "and-drops-those-before" else fits[0]
+        return Wrong(f"kept: {KEPT_HINTS[fits[0]]}", rule)
     if fits:
         return Wrong("kept: " + " Or: ".join(KEPT_HINTS[rule] for rule in fits))
     b, t, j = (int(n) for n in np.argwhere(found != right)[0])

@@ -592,6 +592,10 @@ wrong_whole_tokens = _kept(
     "a-dropped-choice-drops-the-token",
     kept=lambda *a: _places(*a) & _places(*a).all(2, keepdim=True),
 )
+wrong_takes_back = _kept(
+    "a-dropped-choice-drops-the-token",
+    kept=lambda *a: _places(*a) & _places(*a).flip(2).cummin(2).values.flip(2),  # those before the dropped one too
+)
 wrong_keeps_all = _kept("all-find-a-place", kept=lambda e, n, c, g, p: torch.ones_like(e).bool())
 wrong_keeps_none = _kept(says="How many places were taken", kept=lambda e, n, c, g, p: torch.zeros_like(e).bool())
 wrong_indices = _kept(says="kept holds True and False", kept=lambda e, n, c, g, p: e)
