@@ -135,9 +135,7 @@ def zigzag_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         if not all(row["says"] for row in split):
             return Wrong("the ValueError says nothing: what is wrong?")
         if not all(str(length) in row["says"] for row in split):
-            return Wrong(
-                f"the ValueError says {split[0]['says']!r:.60}. The text wants the length in it: which is wrong?"
-            )
+            return Wrong(f"the ValueError says {split[0]['says']!r:.60}. The text wants the length in it")
         return None
     if any(refused):
         return Wrong(f"a ValueError, though {2 * ranks} chunks of {length // (2 * ranks)} positions are possible")

@@ -813,7 +813,7 @@ wrong_odd_or_not_divided = _zigzag(
     positions=lambda t, r, n: _positions(t if t % 2 or t % n else t // (2 * n) * 2 * n, r, n),
 )
 wrong_says_nothing = _zigzag(says="says nothing", positions=lambda t, r, n: _refusing(t, r, n))
-wrong_says_bad = _zigzag(says="length", positions=lambda t, r, n: _refusing(t, r, n, "bad"))
+wrong_says_bad = _zigzag(says="wants the length in it", positions=lambda t, r, n: _refusing(t, r, n, "bad"))
 wrong_floats = _zigzag(
     says="something else than whole numbers",
     positions=lambda t, r, n: [float(p) for p in _positions(t, r, n)],
