@@ -211,10 +211,8 @@ def measure_rows(
     watch: bool = True,
     timeout: float = 120.0,
 ) -> list[Measured]:
-    """`measure` of several rows: each with its own model and micro-batches, some after each other on the same ranks."""
-    some = [rows[start : start + 3] for start in range(0, len(rows), 3)]  # fewer calls than the record of faults keeps
-    jobs = (partial(_rows_here, part, shape or small(), sequences, length, watch) for part in some)
-    return [found for job in jobs for found in run_ranks(job, ranks, timeout=timeout)[0]]
+    """`measure` of several rows, one after the other, on the same ranks: each with its own model and micro-batches."""
+    return run_ranks(_rows_here, ranks, rows, shape or small(), sequences, length, watch, timeout=timeout)[0]
 
 
 def _rows_here(rows: Sequence[Row], shape: ModelConfig, sequences: int, length: int, watch: bool) -> list[Measured]:
