@@ -134,7 +134,10 @@ ROWS: tuple[Row, ...] = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One training step, the second (when the optimizer has its state), as rank 0 sees it: no rank holds more."""
+    """One training step, the second (when the optimizer has its state), as rank 0 sees it.
+
+    No rank holds more, but in a pipeline, whose stages differ.
+    """
 
     ranks: int
     parameters: int
