@@ -21,6 +21,8 @@ SENT_COLORS = {
     "reduce-scatter": COLORS["backward"],
     "all-gather": COLORS["forward"],
     "again in backward": COLORS["sky"],
+    "all-to-all": COLORS["weight"],
+    "one to one": COLORS["grey"],
 }
 """Colour of each collective in `rungs`."""
 

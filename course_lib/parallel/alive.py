@@ -1,5 +1,6 @@
 """What a rank holds at every moment of a step: whole weights, and everything else, after each operator."""
 
+import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -106,6 +107,17 @@ def kept_for_backward(strategy: Strategy, inputs: Tensor, targets: Tensor) -> in
     with Peak([*model.parameters(), *model.buffers(), inputs, targets]) as memory:
         before = memory.live
         loss = strategy.loss(model(inputs), targets, targets.numel())
-        kept = memory.live - before
+        kept = _settled(memory) - before
         del loss
     return kept
+
+
+def _settled(memory: Peak, still: float = 0.1) -> int:
+    """`live` once it has not changed for `still` seconds: gloo's own thread lets go of what it has reduced or gathered a
+    moment after the call has returned."""
+    seen, since = memory.live, time.monotonic()
+    while time.monotonic() - since < still:
+        time.sleep(still / 10)
+        if memory.live != seen:
+            seen, since = memory.live, time.monotonic()
+    return seen

@@ -167,7 +167,7 @@ class Measured:
             "all-to-all": self.traffic.sent(kind="all_to_all"),
             "one to one": self.traffic.sent(kind="send"),
         }
-        return {kind: sent / self.parameters / ring for kind, sent in kinds.items()}
+        return {kind: sent / self.parameters / ring for kind, sent in kinds.items() if sent}
 
     @property
     def sent_bytes(self) -> dict[str, float]:
