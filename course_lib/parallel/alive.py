@@ -113,8 +113,8 @@ def kept_for_backward(strategy: Strategy, inputs: Tensor, targets: Tensor) -> in
 
 
 def _settled(memory: Peak, still: float = 0.1) -> int:
-    """`live` once it has not changed for `still` seconds: gloo's own thread lets go of what it has reduced or gathered a
-    moment after the call has returned."""
+    """`live` once it has not changed for `still` seconds: gloo's own thread lets go of what it has reduced or gathered
+    a moment after the call has returned."""
     seen, since = memory.live, time.monotonic()
     while time.monotonic() - since < still:
         time.sleep(still / 10)
