@@ -459,7 +459,9 @@ def lab_command(root, options):
 
 
 def tests_command(root, command, options):
-    """pytest for `test` (everything but the large counts), `check` (fast) or `stress`."""
+    """pytest for `test` (everything but the large counts), `check` (fast) or `stress`. Options: one process for all."""
+    if command == "test" and not options:
+        return [venv_python(root), os.path.join("tests", "all_tests.py")]
     marks = {"test": "not stress", "check": "not slow and not browser and not stress", "stress": "stress"}
     return [venv_python(root), "-m", "pytest", "--durations=15", "-m", marks[command]] + list(options)
 

@@ -1,4 +1,8 @@
-"""For every run of the tests: it leaves the checkout as it found it, and the large counts leave a record."""
+"""For every run of the tests: it leaves the checkout as it found it, and the large counts leave a record.
+
+In a process that runs tests beside others (pytest-xdist) each has a core of its own; the first process looks at the
+checkout.
+"""
 
 import os
 import subprocess
@@ -12,6 +16,22 @@ ROOT = Path(__file__).resolve().parent.parent
 BEFORE = pytest.StashKey[list[str] | None]()
 CHANGED = pytest.StashKey[list[str]]()
 STRESS = pytest.StashKey[dict[str, dict[str, Any]]]()
+ALONE = ("tests/distributed/", "tests/browser/", "tests/notebooks/test_nbval.py::test_notebook_runs[notebooks-")
+"""Ranks, browsers and whole chapters: they want all cores, or look at the clock."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker["workerid"].removeprefix("gw")) % len(cores)]})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(ALONE):
+            item.add_marker("alone")
 
 
 def git_status() -> list[str] | None:
@@ -32,7 +52,7 @@ def git_status() -> list[str] | None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[BEFORE] = git_status()
+    session.config.stash[BEFORE] = None if hasattr(session.config, "workerinput") else git_status()
     session.config.stash[STRESS] = {}
 
 
@@ -51,7 +71,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """What the run changed or left behind is an error in CI; elsewhere a warning, since somebody may be editing."""
     if session.config.stash.get(STRESS, {}):
         stress_record.write(session.config.stash[STRESS])
-    before, after = session.config.stash.get(BEFORE, None), git_status()
+    before = session.config.stash.get(BEFORE, None)
+    after = None if before is None else git_status()
     if before is None or after is None:
         return
     changed = sorted(set(before) ^ set(after))
@@ -65,6 +86,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if changed:
         word = "ERROR" if os.environ.get("CI") == "true" else "warning"
         terminalreporter.write_line(f"{word}: `git status` is not what it was before the tests: {'; '.join(changed)}")
-    if config.option.markexpr == "not stress":
+    if config.option.markexpr.startswith("not stress") and "not alone" not in config.option.markexpr:
         for line in stress_record.stale():
             terminalreporter.write_line(f"stress results: {line}")

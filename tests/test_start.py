@@ -403,6 +403,7 @@ def test_which_tests_run():
         *("-m", "pytest", "--durations=15", "-m", "not stress"),
         *("-k", "x"),
     ]
+    assert start.tests_command("r", "test", [])[1:] == [os.path.join("tests", "all_tests.py")]
     assert "not slow and not browser and not stress" in start.tests_command("r", "check", [])
     assert start.tests_command("r", "stress", [])[-1] == "stress"
 
