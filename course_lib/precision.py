@@ -88,6 +88,17 @@ class Format:
         rounded = np.where(over, np.copysign(limit, values), rounded)
         return float(rounded) if rounded.ndim == 0 else rounded
 
+    def round_by_chance(self, x: npt.ArrayLike, draws: npt.ArrayLike) -> Array:
+        """One of the two neighbours of each value, the nearer the likelier, so that the mean is right (to 2^-53).
+
+        draws: uniform in [0, 1), one a value. What the format holds stays; overflow gives what `round` gives.
+        """
+        values = np.asarray(x, dtype=np.float64)
+        quantum = self._spacing(values)
+        with np.errstate(invalid="ignore"):
+            chosen = np.floor(values / quantum + draws) * quantum
+        return np.asarray(self.round(np.where(np.isfinite(values), chosen, values)))
+
     @overload
     def ulp(self, x: float) -> float: ...
     @overload
