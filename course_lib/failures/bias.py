@@ -121,9 +121,9 @@ def crossover(bias_share: float) -> float:
 def stops_at(addend: float, fmt: Format | str) -> float:
     """Where a running sum of `addend`, begun at 0, ends: the smallest S of the format with S + addend = S.
 
-    It is the power of two above which half a spacing is at least the addend: 2^(m + 1) times the addend's next power of
-    two, for m stored bits of mantissa. The tie, an addend of exactly half a spacing, goes to the even neighbour, which a
-    power of two is. Infinity where the format ends first; 0 for an addend that is 0 in the format; the addend's sign.
+    It is the power of two above which half a spacing is at least the addend: 2^(m + 1) times the addend, rounded up to
+    a power of two, for m stored bits of mantissa. The tie, an addend of half a spacing, goes to the even neighbour, and
+    a power of two is even. Infinity where the format ends first; 0 for an addend that is 0 in the format; the addend's sign.
     """
     made = format_named(fmt)
     step = made.round(float(addend))
