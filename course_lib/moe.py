@@ -1,12 +1,10 @@
-"""Mixture of experts: routers (scores -> who takes which token), balance, capacity, the layer, and a GPT made of it.
+"""Mixture of experts: the layer, what keeps its experts equally busy, and a GPT made of it. Routers: `routers.py`.
 
 Shapes: B sequences, T tokens, D = d_model, E experts, F = width inside one expert. A router turns scores (B, T, E),
 each token's softmax over the experts, into gates (B, T, E): the weight of expert e's answer to token t, and 0 where
 e does not take t.
 """
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.config import ModelConfig, stream_seed
-from course_lib.errors import ConfigError
 from course_lib.model import GPT
+from course_lib.routers import DROPS, ROUTERS, drop_in_order, expert_capacity, expert_choice, share_scores, token_choice
+from course_lib.settings import one_of, positive, require
 
 __all__ = [
     "DROPS",
@@ -34,6 +33,7 @@ __all__ = [
     "take_loads",
     "token_choice",
     "update_biases",
+    "update_thresholds",
 ]
 
 
@@ -44,89 +44,47 @@ class MoEConfig:
     n_experts: int = 8
     """How many experts there are."""
     top_k: int = 2
-    """Experts per token: exactly with token choice, on average with expert choice."""
+    """Experts per token: exactly with token choice, on average with the others."""
     d_expert: int = 32
     """Width inside one expert."""
-    routing: Literal["token_choice", "expert_choice"] = "token_choice"
-    """Who chooses: each token its experts, or each expert its tokens."""
+    routing: Literal["token_choice", "expert_choice", "expert_choice_batch", "expert_choice_chunks", "threshold"] = (
+        "token_choice"
+    )
+    """Who chooses, and out of what: a name of `ROUTERS`."""
+    chunk: int | None = None
+    """With expert_choice_chunks: how many neighbouring tokens an expert chooses among; None: the whole sequence."""
+    threshold_rate: float = 0.05
+    """With threshold: the share by which `update_thresholds` moves an expert's threshold."""
     aux_weight: float = 0.0
     """What `auxiliary_loss` multiplies the layer's `balance_loss` with; 0: it is not computed."""
     bias_rate: float = 0.0
     """By how much `update_biases` moves an expert's bias; 0: there are no biases."""
     capacity_factor: float | None = None
     """An expert takes at most this times its equal share of a batch's assignments; None: all that come."""
-    drop: Literal["in_order"] = "in_order"
+    drop: Literal["in_order", "in_order_in_sequence", "by_score_in_sequence", "by_score_in_batch"] = "in_order"
     """Which assignments go when an expert is full: a name of `DROPS`."""
 
     def __post_init__(self) -> None:
-        for name in ("n_experts", "top_k", "d_expert"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
-        if self.top_k > self.n_experts:
-            raise ConfigError(
-                f"top_k={self.top_k} is more than n_experts={self.n_experts}; try top_k={self.n_experts} or fewer"
-            )
-        for name, known in (("routing", ROUTERS), ("drop", DROPS)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown (there are: {', '.join(known)})")
+        positive(self, "n_experts", "top_k", "d_expert", *(() if self.chunk is None else ("chunk",)))
+        top_k, most, factor, rate = self.top_k, self.n_experts, self.capacity_factor, self.threshold_rate
+        require(top_k <= most, f"top_k={top_k} is more than n_experts={most}; try top_k={most} or fewer")
+        one_of(self, "routing", tuple(ROUTERS))
+        one_of(self, "drop", tuple(DROPS))
         for name in ("aux_weight", "bias_rate"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be 0 or more; try 0.01")
-        if self.capacity_factor is not None and not self.capacity_factor > 0:
-            raise ConfigError(
-                f"capacity_factor={self.capacity_factor!r} must be above 0; try 1.25, or None for no limit"
-            )
-        if self.bias_rate and self.routing != "token_choice":
-            raise ConfigError(f"bias_rate={self.bias_rate} is for routing='token_choice'; try bias_rate=0")
-
-
-def token_choice(scores: Tensor, top_k: int, bias: Tensor | None = None) -> Tensor:
-    """Each token goes to the `top_k` experts it scores highest (Shazeer et al. 2017, arXiv 1701.06538).
-
-    scores (B, T, E) -> gates (B, T, E). A token's gates depend on its own scores and on nothing else. bias (E,): added
-    to the scores when experts are chosen, and not to the gates (Wang et al. 2024, arXiv 2408.15664).
-    """
-    experts = (scores if bias is None else scores + bias).topk(top_k, dim=2).indices  # (B, T, top_k)
-    return torch.zeros_like(scores).scatter(2, experts, scores.gather(2, experts))
-
-
-def expert_choice(scores: Tensor, top_k: int) -> Tensor:
-    """Each expert takes the tokens of a sequence that score highest with it (Zhou et al. 2022, arXiv 2202.09368).
-
-    scores (B, T, E) -> gates (B, T, E). An expert takes ceil(T top_k / E) tokens, so all work equally hard. A token is
-    taken by about `top_k` experts on average, in the extreme by none or by all. Whether one is taken depends on the
-    scores of all T tokens.
-    """
-    _, T, E = scores.shape
-    gates, tokens = scores.topk(-(-T * top_k // E), dim=1)  # (B, capacity, E)
-    return torch.zeros_like(scores).scatter(1, tokens, gates)
-
-
-ROUTERS: dict[str, Callable[..., Tensor]] = {"token_choice": token_choice, "expert_choice": expert_choice}
-
-
-def expert_capacity(tokens: int, n_experts: int, top_k: int, factor: float) -> int:
-    """Assignments that an expert takes of a batch of `tokens`: tokens x top_k / experts x factor, rounded up.
-
-    Fedus et al. 2021 (Switch, arXiv 2101.03961), equation 3, for top_k = 1; Lepikhin et al. 2020 (GShard, 2006.16668)
-    have two experts a token.
-    """
-    return math.ceil(tokens * top_k / n_experts * factor)
-
-
-def drop_in_order(gates: Tensor, capacity: int) -> Tensor:
-    """Each expert keeps its first `capacity` tokens, in the order of the batch: by sequence, from left to right.
-
-    gates (B, T, E) -> gates with zeros for the rest. A token depends on earlier ones of its sequence and on all of the
-    sequences before it, and on nothing later.
-    """
-    taken = (gates != 0).flatten(0, 1)  # (B T, E)
-    kept = taken & (taken.cumsum(0) <= capacity)
-    return gates * kept.view_as(gates)
-
-
-DROPS: dict[str, Callable[[Tensor, int], Tensor]] = {"in_order": drop_in_order}
+            value = getattr(self, name)
+            require(value >= 0, f"{name}={value!r} must be 0 or more; try 0.01")
+        require(
+            factor is None or factor > 0, f"capacity_factor={factor!r} must be above 0; try 1.25, or None for no limit"
+        )
+        require(0 < rate <= 1, f"threshold_rate={rate!r} must be above 0 and at most 1; try 0.05")
+        tokens_choose, chunks = self.routing == "token_choice", self.routing == "expert_choice_chunks"
+        require(
+            tokens_choose or not self.bias_rate,
+            f"bias_rate={self.bias_rate} is for routing='token_choice'; try bias_rate=0",
+        )
+        require(
+            chunks or self.chunk is None, f"chunk={self.chunk} is for routing='expert_choice_chunks'; try chunk=None"
+        )
 
 
 def balance_loss(scores: Tensor, chosen: Tensor) -> Tensor:
@@ -144,6 +102,8 @@ class MoE(nn.Module):
 
     load: Tensor
     bias: Tensor | None
+    thresholds: Tensor | None
+    wanted: Tensor | None
 
     def __init__(self, d_model: int, config: MoEConfig, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -157,22 +117,33 @@ class MoE(nn.Module):
         self.start_counting()
 
     def start_counting(self) -> None:
-        """What the layer keeps beside its weights: the load since `take_loads`, biases, what was dropped last."""
-        E = self.config.n_experts
+        """What the layer keeps beside its weights: the load since `take_loads`, biases or thresholds, what was dropped.
+
+        Thresholds start at 1/E, which is the mean score.
+        """
+        E, causal = self.config.n_experts, self.config.routing == "threshold"
         self.register_buffer("load", torch.zeros(E, dtype=torch.int64), persistent=False)
         self.register_buffer("bias", torch.zeros(E) if self.config.bias_rate else None)
+        self.register_buffer("thresholds", torch.full((E,), 1 / E) if causal else None)
+        self.register_buffer("wanted", torch.zeros(E) if causal else None, persistent=False)
+        self.forwards = 0
+        """Forward passes in training since `update_thresholds`; `wanted` is the sum of their `share_scores`."""
         self.balance: Tensor | None = None
         self.dropped = 0
         """Assignments that the last forward dropped."""
 
     def route(self, x: Tensor) -> Tensor:
-        """Gates (B, T, E) of x (B, T, D). The softmax is in FP32: a rounded score can send a token elsewhere."""
+        """Gates (B, T, E) of x (B, T, D). Softmax in FP32 or wider: a rounded score can send a token elsewhere."""
         config = self.config
-        scores = (x @ self.router).float().softmax(dim=2)
-        gates = ROUTERS[config.routing](scores, config.top_k, *(() if self.bias is None else (self.bias,)))
+        logits = x @ self.router
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=2)
+        gates = self.choose(scores)
         chosen = gates != 0
         if self.training:
             self.load += chosen.sum((0, 1))
+            if self.wanted is not None:
+                self.wanted += share_scores(scores.detach(), config.top_k)
+                self.forwards += 1
             if config.aux_weight:
                 self.balance = balance_loss(scores, chosen)
         if config.capacity_factor is not None:
@@ -181,6 +152,17 @@ class MoE(nn.Module):
             gates = DROPS[config.drop](gates, capacity)
             self.dropped = int(chosen.sum() - (gates != 0).sum())
         return gates
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """The configured router on scores (B, T, E), with what it needs beside them."""
+        config, more = self.config, tuple[object, ...]()
+        if config.routing == "threshold":
+            return ROUTERS["threshold"](scores, self.thresholds)
+        if config.routing == "expert_choice_chunks":
+            more = (config.chunk or scores.shape[1],)
+        elif self.bias is not None:
+            more = (self.bias,)
+        return ROUTERS[config.routing](scores, config.top_k, *more)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)  # (B T, D)
@@ -234,6 +216,19 @@ def update_biases(model: nn.Module, loads: Tensor) -> None:
     for layer, load in zip(moe_layers(model), loads.float(), strict=True):
         if layer.bias is not None:
             layer.bias += layer.config.bias_rate * torch.sign(load.mean() - load)
+
+
+def update_thresholds(model: nn.Module) -> None:
+    """After the optimizer's step: each expert's threshold moves towards what would have given it its share.
+
+    That is the mean over the forward passes since the last call, taken in training, of `routers.share_scores`. Without
+    such a pass nothing moves. No gradient is involved.
+    """
+    for layer in moe_layers(model):
+        if layer.thresholds is not None and layer.wanted is not None and layer.forwards:
+            layer.thresholds.lerp_(layer.wanted / layer.forwards, layer.config.threshold_rate)
+            layer.wanted.zero_()
+            layer.forwards = 0
 
 
 def imbalance(loads: Tensor) -> Tensor:

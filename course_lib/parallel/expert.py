@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from course_lib.errors import ConfigError
-from course_lib.moe import MoE, moe_layers, take_loads, update_biases
+from course_lib.moe import MoE, moe_layers, take_loads, update_biases, update_thresholds
 from course_lib.parallel.strategy import MakeOptimizer, Strategy, rank_and_world
 
 __all__ = ["ExpertParallel", "MoEShard", "by_expert", "exchange_counts"]
@@ -52,6 +52,8 @@ class MoEShard(MoE):
         self.start_counting()
         if layer.bias is not None:
             self.bias = layer.bias.clone()
+        if layer.thresholds is not None:
+            self.thresholds = layer.thresholds.clone()
         self.arriving: Tensor | None = None
         """(N, E/N): what came from each rank for each expert in the last forward."""
 
@@ -86,13 +88,18 @@ class ExpertParallel(Strategy):
     over: how many ranks share out the experts, neighbours in rank order; all by default. With fewer, the experts are
     there world / over times, and their gradients are summed over the ranks that have the same ones.
     A rank's optimizer knows its own experts alone. What `auxiliary_loss` would add is left out: it is a product of two
-    means over the batch, so that the sum of the ranks' own is another loss than the whole batch's.
+    means over the batch, so that the sum of the ranks' own is another loss than the whole batch's. Not for
+    `expert_choice_batch`: an expert would choose among each rank's tokens alone.
     """
 
     def __init__(self, model: nn.Module, make_optimizer: MakeOptimizer, *, over: int | None = None) -> None:
         rank, world = rank_and_world()
         over = over or world
         layers = moe_layers(model)
+        if any(layer.config.routing == "expert_choice_batch" for layer in layers):
+            raise ConfigError(
+                "routing='expert_choice_batch' needs all ranks' tokens at once; try 'expert_choice', by sequence"
+            )
         for experts in {layer.config.n_experts for layer in layers}:
             if world % over or experts % over:
                 fits = [n for n in range(1, world + 1) if world % n == 0 and experts % n == 0]
@@ -133,6 +140,11 @@ class ExpertParallel(Strategy):
             loads = take_loads(self.model)
             dist.all_reduce(loads)  # all ranks see the load of the global batch, and move their biases alike
             update_biases(self.model, loads)
+        for layer in moe_layers(self.model):
+            if layer.wanted is not None:  # the mean over all ranks' passes, of which each rank had as many
+                dist.all_reduce(layer.wanted)
+                layer.wanted /= dist.get_world_size()
+        update_thresholds(self.model)
 
     def whole(self, p: Tensor, value: Tensor) -> Tensor:
         """An expert's tensor gathered over its group: (E/N, ...) -> (E, ...); of any other parameter, a copy."""
