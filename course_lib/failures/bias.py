@@ -123,7 +123,8 @@ def stops_at(addend: float, fmt: Format | str) -> float:
 
     It is the power of two above which half a spacing is at least the addend: 2^(m + 1) times the addend, rounded up to
     a power of two, for m stored bits of mantissa. The tie, an addend of half a spacing, goes to the even neighbour, and
-    a power of two is even. Infinity where the format ends first; 0 for an addend that is 0 in the format; the addend's sign.
+    a power of two is even. It has the addend's sign. Infinity where the format ends first; 0 for an addend that the
+    format holds as 0.
     """
     made = format_named(fmt)
     step = made.round(float(addend))

@@ -1,8 +1,8 @@
 """Two tests of a kernel: the usual one, which accepts wrong kernels, and one that does not.
 
-`loose_test` has one friendly size, one draw and one tolerance. `kernel_test` has sizes around the edges of a block, values
-chosen against a kind of bug each, an FP64 oracle that is written otherwise, and counts errors in units of what rounding
-explains.
+`loose_test` has one friendly size, one draw and one tolerance. `kernel_test` has sizes around the edges of a block,
+values chosen against a kind of bug each, an FP64 oracle that is written otherwise, and counts errors in units of what
+rounding explains.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Case:
     name: str
     size: int
     error: float
-    """Largest error as a share of what is allowed: above 1 it fails. Infinity where nothing is allowed, for a wrong shape
-    and for a value that is not finite."""
+    """Largest error as a share of what is allowed: above 1 it fails. Infinity where nothing is allowed, for a wrong
+    shape and for a value that is not finite."""
     relative: float
     """The same error as a share of the size of the terms (a sum) or of the values (attention)."""
 

@@ -144,11 +144,11 @@ def _online(
         scores = np.where(seen, (q @ k[cols[0]].T) / np.float32(math.sqrt(d)), np.float32(-np.inf))
         new = np.maximum(highest, scores.max(1, keepdims=True)) if maximum else highest
         safe = np.where(np.isfinite(new), new, np.float32(0))
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             weights = np.exp(scores - safe)
-        shrink = np.where(np.isfinite(highest), np.exp(highest - safe), np.float32(0))
-        total = total * (shrink if rescale_sum else 1) + weights.sum(1, keepdims=True)
-        out = out * (shrink if rescale_out else 1) + weights @ v[cols[0]]
+            shrink = np.where(np.isfinite(highest), np.exp(highest - safe), np.float32(0))
+            total = total * (shrink if rescale_sum else 1) + weights.sum(1, keepdims=True)
+            out = out * (shrink if rescale_out else 1) + weights @ v[cols[0]]
         highest = new
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(out / total, dtype=np.float32)
