@@ -96,7 +96,7 @@ class Format:
         values = np.asarray(x, dtype=np.float64)
         quantum = self._spacing(values)
         with np.errstate(invalid="ignore"):
-            chosen = np.floor(values / quantum + draws) * quantum
+            chosen = np.floor(values / quantum + np.asarray(draws, dtype=np.float64)) * quantum
         return np.asarray(self.round(np.where(np.isfinite(values), chosen, values)))
 
     @overload

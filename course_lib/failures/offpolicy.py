@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib.errors import ConfigError
-from course_lib.model import GPT
+from course_lib.model import GPT, Attention, Block
 
 __all__ = [
     "NUMERICS",
@@ -87,12 +87,14 @@ class Decoder:
         cos, sin = (table[self.length : self.length + n] for table in (model.cos, model.sin))
         x = model.embedding(tokens)  # (B, n, D)
         for i, block in enumerate(model.blocks):
+            assert isinstance(block, Block)
             x = x + self._attend(i, block.attention, block.attention_norm(x), cos, sin)
             x = x + block.feed_forward(block.feed_forward_norm(x))
         self.length += n
-        return model.head(model.norm(x[:, -1]))
+        logits: Tensor = model.head(model.norm(x[:, -1]))
+        return logits
 
-    def _attend(self, i: int, attention: torch.nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attend(self, i: int, attention: Attention, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`Attention.forward`, with the keys and values of earlier tokens in front of this one's."""
         heads, groups, width = attention.heads, attention.kv_heads, attention.width
         qkv = attention.qkv(x).unflatten(-1, (heads + 2 * groups, width))  # (B, n, H + 2G, K)
@@ -105,7 +107,8 @@ class Decoder:
         else:
             self._kept.append((k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=heads != groups)
-        return attention.out(y.transpose(1, 2).flatten(2))
+        out: Tensor = attention.out(y.transpose(1, 2).flatten(2))
+        return out
 
 
 @dataclass(frozen=True)
