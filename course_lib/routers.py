@@ -79,7 +79,7 @@ def threshold_choice(scores: Tensor, thresholds: Tensor) -> Tensor:
 def share_scores(scores: Tensor, top_k: int) -> Tensor:
     """(E,): the score at which each expert would have taken its share of these tokens, ceil(B T top_k / E) of them."""
     rows = scores.flatten(0, 1)  # (B T, E)
-    return rows.topk(expert_capacity(*rows.shape, top_k, 1.0), dim=0).values[-1]
+    return rows.topk(expert_capacity(len(rows), rows.shape[1], top_k, 1.0), dim=0).values[-1]
 
 
 def new_thresholds(thresholds: Tensor, scores: Tensor, top_k: int, rate: float) -> Tensor:
