@@ -8,7 +8,7 @@ import copy
 import inspect
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -88,12 +88,11 @@ class Asked:
         return None
 
     def _listen(self, tokens: Tensor) -> Tensor:
-        """The first answer; notes the coarsest number format in it."""
+        """The first answer; notes the coarsest number format in it. In float64, a mask or table in FP32 is no rounding."""
         listening = _Coarsest()
-        self.dropped = 0
-        self.eps = 0.0
+        self.dropped, self.eps = 0, 0.0
         answer = self._answer(tokens, listening)
-        self.eps = max(listening.eps, self.eps)
+        self.eps = max(self.eps, listening.narrowed if self.kind == "float64" else listening.eps)
         return answer
 
     @property
@@ -108,12 +107,15 @@ class Asked:
         forward = _copied(self.forward) if self.fresh and isinstance(self.forward, nn.Module) else self.forward
         kept = {name: buffer.clone() for name, buffer in self.buffers.items()}
         quiet = _NoDropout()
-        with _seeded(self.seed), torch.no_grad(), quiet:
-            if listening is None:
-                out = forward(tokens.to(self.device).clone())
-            else:
-                with listening:
-                    out = forward(tokens.to(self.device).clone())
+        with ExitStack() as around:
+            around.enter_context(_seeded(self.seed))
+            around.enter_context(torch.no_grad())
+            around.enter_context(quiet)
+            if self.kind == "float64":  # where the caller's autocast has no business
+                around.enter_context(torch.autocast(self.device.type, enabled=False))
+            if listening is not None:
+                around.enter_context(listening)
+            out = forward(tokens.to(self.device).clone())
         self.dropped += quiet.left_out
         for name, buffer in kept.items():
             self.buffers[name].copy_(buffer)
@@ -185,15 +187,26 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 class _Coarsest(TorchDispatchMode):
-    """Notes the largest rounding step among the number formats of all results."""
+    """Notes the largest rounding step among the number formats of all results, and of those that float64 went into."""
 
     eps = 0.0
+    narrowed = 0.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's: else the first call loads the compiler, which takes seconds."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for one in tree_leaves(out):
-            if isinstance(one, Tensor) and one.is_floating_point():
-                self.eps = max(self.eps, torch.finfo(one.dtype).eps)
+        found = [
+            torch.finfo(one.dtype).eps
+            for one in tree_leaves(out)
+            if isinstance(one, Tensor) and one.is_floating_point()
+        ]
+        self.eps = max([self.eps, *found])
+        if any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in tree_leaves(args)):
+            self.narrowed = max([self.narrowed, *found])
         return out
 
 
