@@ -88,7 +88,7 @@ class Asked:
         return None
 
     def _listen(self, tokens: Tensor) -> Tensor:
-        """The first answer; notes the coarsest number format in it. In float64, a mask or table in FP32 is no rounding."""
+        """The first answer; notes the coarsest number format in it (in float64, not of a mask or table in FP32)."""
         listening = _Coarsest()
         self.dropped, self.eps = 0, 0.0
         answer = self._answer(tokens, listening)

@@ -5,12 +5,14 @@ Shapes: queries, keys, values (B, H, T, K); streams (B, T, D).
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lib.model import GPT
+from course_lib.moe import MoE
 
 __all__ = [
     "CausalConv",
@@ -153,18 +155,19 @@ def batch_norm(width: int) -> nn.Module:
 class NoisyExperts(nn.Module):
     """A mixture of experts with noise on its router and dropout inside its experts, as some train it."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: MoE) -> None:
         super().__init__()
-        self.layer = layer
+        self.router, self.up, self.down = layer.router, layer.up, layer.down
 
     def forward(self, x: Tensor) -> Tensor:
-        scores = (x @ self.layer.router).softmax(-1) + 0.1 * torch.rand(*x.shape[:2], self.layer.up.shape[0]).to(x)
+        scores = (x @ self.router).softmax(-1)
+        scores = scores + 0.1 * torch.rand(scores.shape, dtype=scores.dtype)
         best = scores.argmax(-1)  # (B, T)
         out = torch.zeros_like(x)
-        for expert in range(len(self.layer.up)):
+        for expert in range(len(self.up)):
             taken = best == expert
-            hidden = F.dropout(F.silu(x[taken] @ self.layer.up[expert]), 0.2, self.training)
-            out[taken] = hidden @ self.layer.down[expert]
+            hidden = F.dropout(F.silu(x[taken] @ self.up[expert]), 0.2, self.training)
+            out[taken] = hidden @ self.down[expert]
         return out
 
 
@@ -179,6 +182,7 @@ class Documents(nn.Module):
         ends = (tokens == 0).long()
         number = ends.cumsum(1) - ends  # (B, T)
         same = (number[:, :, None] == number[:, None, :])[:, None]  # (B, 1, T, T)
+        block: Any
         for block in self.model.blocks:
             block.attention.attend = attend(lambda T: causal(T) & same if self.masked else causal(T))
         return self.model(tokens)
@@ -194,9 +198,10 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         self.cache, out = [], []
+        block: Any = self.model.blocks[0]
         x = self.model.embedding(tokens)
         for step in x.unbind(1):
-            q, k, v = self.model.blocks[0].attention.qkv(step).chunk(3, -1)  # (B, D) each
+            q, k, v = block.attention.qkv(step).chunk(3, -1)  # (B, D) each
             self.cache.append((k, v))
             keys, values = (torch.stack(part, 1) for part in zip(*self.cache, strict=True))  # (B, t, D)
             weights = (keys @ q[..., None] / math.sqrt(q.shape[-1])).softmax(1)

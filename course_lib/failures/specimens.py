@@ -7,7 +7,7 @@ Each is a two-layer GPT with a part replaced, untrained, of 3 x 16 tokens; milli
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from course_lib.moe import MoEConfig, moe_gpt
 
 __all__ = ["HONEST", "LEAKING", "Specimen"]
 
-SHAPE = {"vocab_size": 23, "d_model": 24, "n_layers": 2, "n_heads": 2, "context": 16, "init_std": 0.1}
 V, T, D, B = 23, 16, 24, 3
+SHAPE = ModelConfig(vocab_size=V, d_model=D, n_layers=2, n_heads=2, context=T, init_std=0.1)
 EOS = 0
 
 
@@ -49,7 +49,7 @@ LEAKING: dict[str, Make] = {}
 
 
 def _gpt(seed: int, **more: Any) -> GPT:
-    return GPT(ModelConfig(**{**SHAPE, **more}), seed)
+    return GPT(replace(SHAPE, **more), seed)
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
@@ -83,7 +83,8 @@ def _attention(attend: Callable[..., Tensor], layers: tuple[int, ...] = (0, 1)) 
     def make(seed: int) -> nn.Module:
         model = _gpt(seed)
         for layer in layers:
-            model.blocks[layer].attention.attend = attend  # type: ignore[assignment, union-attr]
+            block: Any = model.blocks[layer]
+            block.attention.attend = attend
         return model
 
     return make
@@ -101,8 +102,7 @@ def _mixing(part: Callable[[torch.Generator], nn.Module], norm: bool = False) ->
 
 
 def _experts(**more: Any) -> Callable[[int], nn.Module]:
-    shape = ModelConfig(**{**SHAPE})
-    return lambda seed: moe_gpt(shape, MoEConfig(n_experts=4, top_k=2, d_expert=16, **more), seed)
+    return lambda seed: moe_gpt(SHAPE, MoEConfig(n_experts=4, top_k=2, d_expert=16, **more), seed)
 
 
 def _called(make: Callable[[int], nn.Module], dtype: torch.dtype = torch.float32) -> Callable[[int], Any]:
@@ -116,8 +116,9 @@ def _called(make: Callable[[int], nn.Module], dtype: torch.dtype = torch.float32
 
 
 def _noisy(seed: int) -> nn.Module:
-    model = _experts()(seed)
-    for block in model.blocks:  # type: ignore[union-attr]
+    model = moe_gpt(SHAPE, MoEConfig(n_experts=4, d_expert=16), seed)
+    block: Any
+    for block in model.blocks:
         block.feed_forward = parts.NoisyExperts(block.feed_forward)
     return model
 
