@@ -117,12 +117,12 @@ class Desk:
         finding = self.case.restart() if name == "restart" else self.case.order(_numbered(name, _checks()))
         again = len(self.case.orders) == len(known)
         cost = "in your notes" if again else f"{self.case.orders[-1].minutes:g} min"
-        self.say(f"[{cost}, {self.case.minutes:g} in all] {finding.text}")
+        self.say(_wrapped(f"[{cost}, {self.case.minutes:g} in all] {finding.text}", rest="  "))
 
     def answer(self, name: str) -> None:
         """Name the fault, and show the score and the trace."""
         score = self.case.answer(_numbered(name, _faults()))
-        self.say(score_text(score))
+        self.say("\n".join(_wrapped(line, rest="  ") for line in score_text(score).split("\n")))
         self.say(f"What each check says about this run (*: you ordered it):\n{self._trace()}")
 
     def _trace(self) -> str:
@@ -170,19 +170,18 @@ def score_text(score: Score) -> str:
     """The score as a few lines."""
     from course_lib.failures.scoring import faults
 
-    titles = faults()
-    if score.right:
-        lines = [f"Right: {titles[score.truth]}. {score.points} points of 100."]
-    else:
-        lines = [f"No: {titles[score.said]} was said, and it is this: {titles[score.truth]}. {score.points} of 100."]
+    said, truth = faults()[score.said], faults()[score.truth]
+    verdict = f"Right: “{truth}”." if score.right else f"No: you said “{said}”, and it is “{truth}”."
     path = ", ".join(score.path)
+    lines = [f"{verdict} {score.points} points of 100."]
     lines.append(f"Spent: {score.minutes:g} minutes. The table's path takes {score.par:g}: {path}.")
     return "\n".join([*lines, *score.remarks, f"To mend it: {score.fix}", f"Not to do: {score.never}"])
 
 
 def _trace_line(order: Order, ordered: bool) -> str:
     sign = "abnormal" if order.finding.abnormal else ""
-    return f"{'*' if ordered else ' '} {order.name:<24}{sign:<10}{order.finding.text}"
+    head = f"{'*' if ordered else ' '} {order.name:<18}{order.minutes:>3g} min  {sign:<10}"
+    return _wrapped(order.finding.text, head, " " * len(head))
 
 
 def as_dict(case: Case) -> dict[str, Any]:
@@ -207,13 +206,10 @@ def _as_row(order: Order) -> dict[str, Any]:
     return {"name": order.name, "minutes": order.minutes, **found}
 
 
-def _wrapped(text: str) -> str:
-    """Long lines of prose broken at the terminal's width; a broken line goes on indented."""
-    width = max(60, shutil.get_terminal_size((120, 24)).columns)
-    return "\n".join(
-        "\n".join(textwrap.wrap(line, width, subsequent_indent="    ", drop_whitespace=False)) or line
-        for line in text.split("\n")
-    )
+def _wrapped(text: str, first: str = "", rest: str = "") -> str:
+    """A paragraph broken at the terminal's width; `first` stands before it, `rest` before its other lines."""
+    width = max(80, shutil.get_terminal_size((110, 24)).columns)
+    return "\n".join(textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest)) or text
 
 
 def _talk(desk: Desk, prompts: bool, err: Callable[[str], None]) -> None:
@@ -239,7 +235,7 @@ def main(argv: Sequence[str]) -> int:
     out = sys.stderr if options.json else sys.stdout
 
     def say(text: str) -> None:
-        print(_wrapped(text) + "\n", file=out, flush=True)
+        print(text + "\n", file=out, flush=True)
 
     if options.list:
         say(f"The checks, in the order of suspicion:\n{checks_text()}")

@@ -81,10 +81,15 @@ class Case:
         return f"Case(seed={self.seed}, {len(self.orders)} ordered, {self.minutes:g} minutes, {state})"
 
     def _make(self) -> Run:
-        name = self._name()
+        """Train the run. Where there is no fault, it is the healthy twin of one of the incidents."""
+        name, fault = self._name(), True
+        if name == HEALTHY:
+            names = list(incidents.INCIDENTS)
+            name, fault = names[stream_seed(self.seed, "twin") % len(names)], False
+        steps = incidents.INCIDENTS[name].setup.get("steps", STEPS)
         told = self._on_step
-        on_step = None if told is None else lambda step: told(step + 1, STEPS)
-        return incidents.reproduce(None if name == HEALTHY else name, self.seed % RUN_SEEDS, on_step)
+        on_step = None if told is None else lambda step: told(step + 1, steps)
+        return incidents.reproduce(name, self.seed % RUN_SEEDS, on_step, fault=fault)
 
     # ------------------------------------------------------------------------------------------ what is to be looked at
 

@@ -93,7 +93,7 @@ def dashboards(
     """
     rows = -(-len(PANELS) // COLS)
     fig, axes = new_panels(title, subtitle, height=152 * rows, cols=COLS, rows=rows)
-    steps = max((len(values) for values in series.values()), default=1)
+    steps = max([1, *(len(values) for values in series.values())])
     for place, (panel, ax) in enumerate(zip(PANELS, axes, strict=True)):
         panel_title(ax, panel.heading)
         _panel(ax, panel, drawn(panel, series))

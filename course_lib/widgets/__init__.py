@@ -6,8 +6,10 @@ from course_lib.widgets.bubble import bubble_explorer
 from course_lib.widgets.checkpoint_explorer import checkpoint_explorer
 from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
 from course_lib.widgets.crossover import crossover_explorer
+from course_lib.widgets.diagnosis import diagnosis_table
 from course_lib.widgets.explorer import Goal, Preset, View, explorer
 from course_lib.widgets.hints import hint
+from course_lib.widgets.incident import incident_simulator
 from course_lib.widgets.live import watch
 from course_lib.widgets.mesh import mesh_explorer
 from course_lib.widgets.next_token import next_token_explorer
@@ -31,8 +33,10 @@ __all__ = [
     "bubble_explorer",
     "checkpoint_explorer",
     "crossover_explorer",
+    "diagnosis_table",
     "explorer",
     "hint",
+    "incident_simulator",
     "mesh_explorer",
     "next_token_explorer",
     "predict",
