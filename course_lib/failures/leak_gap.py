@@ -1,4 +1,4 @@
-"""Twins that differ in one rule of their router, one of which reads the future: what each loses, and what a repair brings.
+"""Twins that differ in one rule of their router, by which one reads the future: their losses, and what a repair brings.
 
 Losses are nats a token on held-out windows, one value a position. inputs and targets: (N, T) int64. A setting trains
 in seconds; `over_seeds` repeats all of it for ten seeds.
@@ -116,7 +116,7 @@ def train(
 
 
 def switch_routing(model: nn.Module, routing: MoEConfig) -> nn.Module:
-    """A copy with the same weights whose layers choose as `routing` says. ConfigError when the layers' shapes differ."""
+    """A copy with the same weights whose layers choose as `routing` says. ConfigError when it has other shapes."""
     model = copy.deepcopy(model)
     for layer in moe_layers(model):
         for name in ("n_experts", "top_k", "d_expert"):
@@ -139,7 +139,7 @@ def held_out(setting: Setting, windows: int, seed: int = 0) -> tuple[Tensor, Ten
     return inputs, targets
 
 
-# ------------------------------------------------------------------------------------------- three ways to ask for a loss
+# ----------------------------------------------------------------------------------------- three ways to ask for a loss
 
 
 @torch.no_grad()
@@ -165,7 +165,7 @@ def losses_with_another_future(model: nn.Module, inputs: Tensor, targets: Tensor
     return torch.stack(found)
 
 
-# ----------------------------------------------------------------------------------------------------------------- writing
+# -------------------------------------------------------------------------------------------------------------- writing
 
 
 @torch.no_grad()
@@ -198,7 +198,7 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
 
-# --------------------------------------------------------------------------------------------------------------- ten seeds
+# ------------------------------------------------------------------------------------------------------------ ten seeds
 
 
 def over_seeds(seeds: int = 10, report: Callable[[str], None] = print) -> list[dict[str, float]]:
