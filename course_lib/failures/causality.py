@@ -143,15 +143,17 @@ class _Probe:
                 self.changes.tokens, self.changes.documents = before
         return Asked(forward, self.changes.tokens, seed)
 
-    def ask(self, change: Change) -> Tensor:
-        """How far each position moves from the answer to the given tokens, (B, T)."""
+    def answer(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, V) of changed tokens."""
         try:
-            return moved(self.asked(change.tokens), self.asked.first)
+            return self.asked(tokens)
         except IndexError as error:
             size = self.changes.vocab_size
-            raise ConfigError(
-                f"the model fails on tokens below vocab_size={size}: {error}; give its own size"
-            ) from error
+            raise ConfigError(f"the model fails on a token below vocab_size={size} ({error}); give its own") from error
+
+    def ask(self, change: Change) -> Tensor:
+        """How far each position moves from the answer to the given tokens, (B, T)."""
+        return moved(self.answer(change.tokens), self.asked.first)
 
     def past(self, change: Change) -> Tensor:
         """How far each position moves that comes before all changes of its sequence, (B, T); 0 elsewhere."""
@@ -159,7 +161,7 @@ class _Probe:
 
     def report(self) -> LeakReport:
         changes, rows = self.changes, torch.randperm(self.B, generator=self.changes.generator).tolist()
-        spread = _spread(torch.cat([self.asked.first, self.asked(changes.anything())]))
+        spread = _spread(torch.cat([self.asked.first, self.answer(changes.anything())]))
         later = [changes.later(trial) for trial in range(self.trials)]  # in every sequence at once
         together = [self.past(change) for change in later]
         others = rows[: max(2, self.trials // 2)] if self.B > 1 else []
@@ -230,7 +232,7 @@ class _Probe:
         swapped = 0.0
         if self.B > 1:
             order = torch.arange(self.B).roll(1)
-            swapped = float(moved(self.asked(self.changes.tokens[order]), self.asked.first[order]).max())
+            swapped = float(moved(self.answer(self.changes.tokens[order]), self.asked.first[order]).max())
 
         def bar(*others: float) -> float:
             small = [size for size in others if size <= ends]
