@@ -1,0 +1,170 @@
+"""Check 12.3: a router repaired. What counts is what its gates are, not who makes them: honest, even, choosing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
+
+__all__ = ["ROUTER"]
+
+B, T, MEASURED = 4, 64, 20
+"""Of each batch, and how many batches of the end are measured: 5,120 tokens."""
+EVEN, TOTAL, CHOOSES = 0.25, 0.1, 1.15
+"""An expert's load is this close to its share, the sum this close to top_k a token; what an expert takes scores this
+many times the mean of what it could take."""
+
+
+def router_cases(seed: int) -> list[Case]:
+    rng = np.random.default_rng([seed, 1203])
+
+    def batches(count: int, lift: np.ndarray, spread: np.ndarray) -> np.ndarray:
+        logits = rng.normal(size=(count, B, T, len(lift))) * spread + lift
+        scores = np.exp(logits)
+        return np.asarray((scores / scores.sum(3, keepdims=True)).astype(np.float32))
+
+    def case(name: str, experts: int, top_k: int, drifts: bool) -> Case:
+        order = rng.permutation(experts)
+        lift, spread = np.linspace(0.9, -0.9, experts)[order], np.linspace(0.6, 1.1, experts)[rng.permutation(experts)]
+        parts = [batches(160, lift, spread)]
+        if drifts:
+            parts += [batches(140, -lift, spread[::-1])]
+        return {"name": name, "top_k": top_k, "batches": np.concatenate(parts), "other": rng.permutation(B * T)}
+
+    return [
+        case("four experts, one a token", 4, 1, False),
+        case("eight experts, two a token", 8, 2, False),
+        case("scores that change on the way", 4, 1, True),
+    ]
+
+
+def router_run(answer: Any, case: Case) -> dict[str, Any]:
+    names = ("start", "route", "learn")
+    if not isinstance(answer, Mapping) or not all(callable(answer.get(name)) for name in names):
+        text = '{"start": start, "route": route, "learn": learn}, three functions'
+        raise WrongForm(f"hand in {text}; yours is {kind(answer)}")
+    import torch
+
+    experts = case["batches"].shape[3]
+    state = answer["start"](experts, case["top_k"])
+
+    def route(scores: Any) -> Any:
+        gates = answer["route"](scores.clone(), state)
+        if not isinstance(gates, torch.Tensor) or gates.shape != scores.shape:
+            what = "nothing came back" if gates is None else kind(gates)
+            what = str(tuple(gates.shape)) if isinstance(gates, torch.Tensor) else what
+            raise WrongForm(f"route returns gates of the shape of its scores, {tuple(scores.shape)}; {what}")
+        return gates.detach()
+
+    measured = []
+    for number, batch in enumerate(case["batches"]):
+        scores = torch.from_numpy(batch)
+        if number >= len(case["batches"]) - MEASURED:
+            measured.append(route(scores))
+        state = answer["learn"](state, scores.clone())
+    last = torch.from_numpy(case["batches"][-1])
+    shuffled = last.flatten(0, 1)[torch.from_numpy(case["other"])].view_as(last)
+    future, others = last.clone(), shuffled.clone()
+    future[0, T // 2 :] = shuffled[0, T // 2 :]
+    others[0] = last[0]
+    return {
+        "measured": torch.stack(measured),
+        "whole": route(last),
+        "future": route(future),
+        "others": route(others),
+        "prefix": route(last[:, : T // 2]),
+        "again": route(last),
+    }
+
+
+def router_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
+    """Gates within 1e-6 (they are scores, or 0). Loads within 25% of 640 and more: seven standard errors of chance."""
+    found = {name: np.asarray(value.numpy(), dtype=np.float64) for name, value in returned.items()}
+    scores = case["batches"][-MEASURED:].astype(np.float64)
+    return _wrong_gates(found["measured"], scores) or _leaks(found) or _uneven(case, found["measured"], scores)
+
+
+def _wrong_gates(gates: np.ndarray, scores: np.ndarray) -> Wrong | None:
+    taken = gates != 0
+    if np.isclose(gates, np.where(taken, scores, 0), atol=1e-6).all():
+        return None
+    if set(np.unique(gates)) <= {0.0, 1.0}:
+        return Wrong("the gates are 0 and 1. What does the layer multiply an answer with?", "a-gate-is-a-switch")
+    total = gates.sum(3)
+    if np.isclose(total[total > 0], 1, atol=1e-5).all():
+        return Wrong("the gates of a token add up to 1; here they are the scores themselves", "gates-add-up-to-one")
+    return Wrong(
+        "a gate is the score where an expert takes a token, and 0 where it does not; some of yours are neither"
+    )
+
+
+def _leaks(found: dict[str, np.ndarray]) -> Wrong | None:
+    def moved(one: np.ndarray, other: np.ndarray) -> int:
+        return int((~np.isclose(one, other, atol=1e-6)).any(-1).sum())
+
+    half, whole = T // 2, found["whole"]
+    if moved(whole, found["again"]):
+        return Wrong(
+            "two calls of route with the same scores and state differ. Who may change the state?", "routes-learn"
+        )
+    if many := moved(whole[0, :half], found["future"][0, :half]):
+        text = f"{many} of the first {half} tokens are routed otherwise when only later tokens' scores change"
+        return Wrong(f"{text}. From what does your router know where to draw the line?", "training-may-look-ahead")
+    if many := moved(whole[0], found["others"][0]):
+        text = f"{many} tokens of a sequence are routed otherwise when only the other sequences change"
+        return Wrong(f"{text}. What of this batch may decide?", "a-batch-is-one-text")
+    if many := moved(whole[:, :half], found["prefix"]):
+        text = f"{many} tokens are routed otherwise when the sequence ends after {half} tokens"
+        return Wrong(f"{text}. Who tells a generating model how long its text will be?", "the-length-is-known")
+    return None
+
+
+def _uneven(case: Case, gates: np.ndarray, scores: np.ndarray) -> Wrong | None:
+    taken, top_k = gates != 0, case["top_k"]
+    experts = scores.shape[3]
+    load = taken.sum((0, 1, 2)) / taken[..., 0].size  # tokens of an expert, over all tokens
+    share = top_k / experts
+    if not taken.any():
+        return Wrong("no expert takes any token")
+    told = f"after {len(case['batches'])} batches an expert takes {load.min():.1%} to {load.max():.1%} of the tokens"
+    uneven = np.abs(load / load.mean() - 1).max() > EVEN
+    if uneven and len(case["batches"]) > 200:
+        text = "the scores changed 140 batches ago. How long does your state remember?"
+        return Wrong(f"{told}; {text}", "what-was-learned-stays-true")
+    if uneven and (taken.sum(3) == top_k).all():
+        return Wrong(f"{told}. Each token visits {top_k}; who looks after the experts?", "tokens-spread-by-themselves")
+    if uneven:
+        return Wrong(f"{told}. Do all experts score alike, and does your router notice?", "one-line-for-all-experts")
+    if abs(load.sum() / top_k - 1) > TOTAL:
+        return Wrong(
+            f"even, and a token visits {load.sum():.2f} experts; {top_k} are wanted on average", "even-is-enough"
+        )
+    gain = [scores[..., e][taken[..., e]].mean() / scores[..., e].mean() for e in range(experts)]
+    if min(gain) < CHOOSES:
+        text = f"what an expert takes scores {min(gain):.2f} times what it could take on average"
+        return Wrong(f"each has its share ({share:.0%}), and {text}. Who chooses?", "even-is-all-that-counts")
+    return None
+
+
+ROUTER = Exercise(
+    id="repair-router",
+    title="Repair a router",
+    cases=router_cases,
+    run=router_run,
+    judge=router_judge,
+    forbidden=("course_lib.moe", "course_lib.routers", "course_lib.failures"),
+    misconceptions={
+        "a-gate-is-a-switch": "a router only says who computes",
+        "gates-add-up-to-one": "gates add up to 1, always",
+        "routes-learn": "a router may learn from what it routes while it routes",
+        "training-may-look-ahead": "in training the future is there, so it may be used",
+        "a-batch-is-one-text": "the sequences of a batch may compete for experts",
+        "the-length-is-known": "the length of a sequence is no information about its future",
+        "what-was-learned-stays-true": "scores stay as they are, so one look is enough",
+        "tokens-spread-by-themselves": "what tokens choose is even on average",
+        "one-line-for-all-experts": "the experts' scores are alike",
+        "even-is-enough": "any even load is the right one",
+        "even-is-all-that-counts": "a balanced router is a good router",
+    },
+)
