@@ -8,6 +8,7 @@ import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ __all__ = [
     "write",
 ]
 
-HONEST = "token_choice"
+HONEST: Final = "token_choice"
 """The routing of the honest twin."""
 REPAIR_STEPS = 160
 """Steps with honest routing that `over_seeds` adds to the twins of `text`."""
