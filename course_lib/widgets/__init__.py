@@ -17,6 +17,7 @@ from course_lib.widgets.predict import predict
 from course_lib.widgets.recompute import recompute_explorer
 from course_lib.widgets.ring import ring_explorer
 from course_lib.widgets.rounding import value_explorer
+from course_lib.widgets.routing import routing_explorer
 from course_lib.widgets.show import show
 from course_lib.widgets.training_state import training_state_explorer
 
@@ -42,6 +43,7 @@ __all__ = [
     "predict",
     "recompute_explorer",
     "ring_explorer",
+    "routing_explorer",
     "show",
     "training_state_explorer",
     "value_explorer",
