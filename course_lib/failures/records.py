@@ -37,6 +37,13 @@ RECORDS: dict[str, Record] = {
     "leak_gap": Record(
         "course_lib.failures.leak_gap:over_seeds", sources=("failures/leak_gap.py", "routers.py", "moe.py")
     ),
+    "skipped_step": Record(
+        "course_lib.failures.skipped_step:over_seeds", sources=("failures/skipped_step.py", "failures/runs.py")
+    ),
+    "recovery": Record(
+        "course_lib.failures.recovery:over_seeds",
+        sources=("failures/recovery.py", "failures/skipped_step.py", "failures/runs.py"),
+    ),
 }
 """Every result that is kept, by the name of its file in `recorded/`."""
 
