@@ -164,7 +164,7 @@ def routing_still(routed: Routed, *, title: str, subtitle: str | None = None) ->
                 ax.text(x + wide / 2, y + _HIGH / 2, text, size=9, ha="center", va="center", color=text_on(face))
     faces, edges, widths = zip(*looks, strict=True)
     ax.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors=edges, linewidths=widths))
-    ax.set_xlim(0, WIDTH)
+    ax.set_xlim(0, WIDTH + 2)
     ax.set_ylim(height, 0)
     ax.axis("off")
     return fig

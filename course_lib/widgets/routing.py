@@ -122,9 +122,10 @@ def _words(values: Mapping[str, Any], routed: Routed) -> tuple[str, str]:
     subtitle = f"Its score with expert A went from {START:.2f} to {values['score']:.2f}." if moved else ""
     subtitle += f" {values['rule'].capitalize()}."
     if _limited(values):
-        subtitle += (
-            f" An expert takes {_capacity(values)} of the batch's {2 * values['tokens'] * values['top_k']} visits."
-        )
+        visits, takes, of = values["tokens"] * values["top_k"], _capacity(values), "batch"
+        if RULES[values["rule"]][1].endswith("sequence"):
+            takes, of = -(-takes // 2), "sequence"
+        subtitle += f" An expert takes {takes} of the {visits if of == 'sequence' else 2 * visits} visits of a {of}."
     return title, subtitle.strip()
 
 
