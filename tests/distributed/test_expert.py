@@ -184,3 +184,34 @@ def test_biases_follow_the_load_of_the_global_batch() -> None:
 def test_experts_that_ranks_do_not_divide_say_what_does() -> None:
     with pytest.raises(RankError, match="over=2 ranks have to divide 2 ranks and 3 experts; try over=1"):
         run_ranks(partial(ExpertParallel, small_moe(3), adamw), 2)
+
+
+def thresholds(batches: list[tuple[Tensor, Tensor]], micro_batches: int) -> list[list[float]]:
+    strategy = ExpertParallel(small_moe(routing="threshold", threshold_rate=0.5), adamw)
+    for inputs, targets in batches:
+        share = strategy.share(inputs, targets)
+        strategy.forward_backward(*share, valid=targets.numel(), micro_batches=micro_batches)
+        strategy.step()
+    return [layer.thresholds.tolist() for layer in moe_layers(strategy.model) if layer.thresholds is not None]
+
+
+def test_thresholds_follow_the_passes_of_all_ranks() -> None:
+    """Two ranks with a pass each move them as one process with two passes over the same rows."""
+    batches = uneven_batches(2, 1, 3)
+    [alone] = run_ranks(thresholds, 1, batches, 2)
+    two = run_ranks(thresholds, 2, batches, 1)
+    assert two[0] == two[1] and len(alone) == 2
+    torch.testing.assert_close(torch.tensor(two[0]), torch.tensor(alone), atol=1e-5, rtol=0)
+    assert (torch.tensor(alone) - 0.25).abs().max() > 1e-3
+
+
+def test_choosing_out_of_the_whole_batch_is_refused() -> None:
+    with pytest.raises(RankError, match="needs all ranks' tokens at once; try 'expert_choice'"):
+        run_ranks(partial(ExpertParallel, small_moe(routing="expert_choice_batch"), adamw), 2)
+
+
+@pytest.mark.parametrize("routing", ["threshold", "expert_choice", "expert_choice_chunks"])
+def test_other_routers_equal_one_process_for_a_step(routing: str) -> None:
+    more = {"chunk": 3} if routing == "expert_choice_chunks" else {}
+    found = equivalence(ExpertParallel, 2, steps=1, make_model=partial(small_moe, routing=routing, **more))
+    assert found.equal, found
