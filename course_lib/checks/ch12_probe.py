@@ -32,7 +32,7 @@ def probe_cases(seed: int) -> list[Case]:
             models.append([str(name_), weights])
         return {"name": name, "tokens": tokens, "vocab_size": vocab_size, "models": models}
 
-    return [zoo("thirteen models", 3, 9, 7), zoo("thirteen others", 2, 9, 6)]
+    return [zoo("thirteen models", 2, 9, 7), zoo("thirteen others", 3, 5, 6)]
 
 
 def probe_run(answer: Callable[..., Any], case: Case) -> list[list[bool]]:
@@ -63,6 +63,10 @@ def _truth(value: Any, key: str) -> bool:
 
 
 MISSED = {
+    "small": (
+        "one logit of the past moves, by a few thousandths. What did you compare, and from which size does it count?",
+        "the-prediction-is-what-counts",
+    ),
     "next": ("a position sees the token right after it", None),
     "far": (
         "some positions see a token far after them. Which pairs of positions were tried?",
@@ -74,10 +78,6 @@ MISSED = {
     ),
     "row": ("one of its sequences sees its future. Which did you change and look at?", "one-sequence-stands-for-all"),
     "rare": ("the past notices one token alone. Which tokens did you try?", "one-draw-is-enough"),
-    "small": (
-        "one logit of the past moves, by a few thousandths. What did you compare, and from which size does it count?",
-        "the-prediction-is-what-counts",
-    ),
     "pick-batch": ("a position sees its future when other tokens are picked", None),
 }
 ALARMS = {
@@ -111,7 +111,7 @@ def probe_judge(case: Case, returned: Any) -> Wrong | None:
     for name, (text, rule) in ALARMS.items():  # first what the probe sees and is not there
         if said[name][0]:
             return Wrong(f'{many}{number[name]}, "future": {text}', rule)
-    noisy = [name for name in ("dropout", "rounding") if said[name][1]]
+    noisy = [name for name in ("dropout", "rounding") if said[name][1] and not said["plain"][1]]
     if noisy:
         text, rule = ALARMS[noisy[0]]
         return Wrong(f'{many}{number[noisy[0]]}, "batch": {text}', rule)
@@ -119,12 +119,10 @@ def probe_judge(case: Case, returned: Any) -> Wrong | None:
         if said[name][1] and not KINDS[name][1]:
             text = "its sequences do not see each other. Which rows may move when you change one?"
             return Wrong(f'{many}{number[name]}, "batch": {text}', "a-sequence-sees-itself")
+    if not any(said[name][0] for name in MISSED):
+        return Wrong(f'{many}{number["next"]}, "future" is missed: {MISSED["next"][0]}', "nothing-leaks")
     for name, (text, rule) in MISSED.items():
         if not said[name][0]:
-            first = "next" if all(not said[one][0] for one in MISSED) else name
-            if first == "next":
-                rule = "nothing-leaks" if name == "next" else rule
-                return Wrong(f'{many}{number["next"]}, "future" is missed: {MISSED["next"][0]}', rule)
             return Wrong(f'{many}{number[name]}, "future" is missed: {text}', rule)
     missed = next(name for name in wrong if KINDS[name][1] and not said[name][1])
     text = "another sequence's logits move. Which sequences did you change, and which did you look at?"

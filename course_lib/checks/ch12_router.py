@@ -10,7 +10,8 @@ from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
 __all__ = ["ROUTER"]
 
 B, T, MEASURED = 4, 64, 20
-"""Of each batch, and how many batches of the end are measured: 5,120 tokens."""
+LENGTHS = (1, 13, 32, 50)
+"""Sequences, tokens of each, batches of the end that are measured (5,120 tokens); lengths that are tried besides T."""
 EVEN, TOTAL, CHOOSES = 0.25, 0.1, 1.15
 """An expert's load is this close to its share, the sum this close to top_k a token; what an expert takes scores this
 many times the mean of what it could take."""
@@ -65,15 +66,21 @@ def router_run(answer: Any, case: Case) -> dict[str, Any]:
         state = answer["learn"](state, scores.clone())
     last = torch.from_numpy(case["batches"][-1])
     shuffled = last.flatten(0, 1)[torch.from_numpy(case["other"])].view_as(last)
-    future, others = last.clone(), shuffled.clone()
-    future[0, T // 2 :] = shuffled[0, T // 2 :]
+    others = shuffled.clone()
     others[0] = last[0]
+
+    def future(cut: int) -> Any:
+        """Row 0 of the gates, when its tokens from `cut` on are others."""
+        changed = last.clone()
+        changed[0, cut:] = shuffled[0, cut:]
+        return route(changed)[0]
+
     return {
         "measured": torch.stack(measured),
         "whole": route(last),
-        "future": route(future),
+        "future": torch.stack([future(cut) for cut in range(1, T)]),
         "others": route(others),
-        "prefix": route(last[:, : T // 2]),
+        **{f"first {length}": route(last[:, :length]) for length in LENGTHS},
         "again": route(last),
     }
 
@@ -103,20 +110,22 @@ def _leaks(found: dict[str, np.ndarray]) -> Wrong | None:
     def moved(one: np.ndarray, other: np.ndarray) -> int:
         return int((~np.isclose(one, other, atol=1e-6)).any(-1).sum())
 
-    half, whole = T // 2, found["whole"]
+    whole = found["whole"]
     if moved(whole, found["again"]):
         return Wrong(
             "two calls of route with the same scores and state differ. Who may change the state?", "routes-learn"
         )
-    if many := moved(whole[0, :half], found["future"][0, :half]):
-        text = f"{many} of the first {half} tokens are routed otherwise when only later tokens' scores change"
-        return Wrong(f"{text}. From what does your router know where to draw the line?", "training-may-look-ahead")
+    for cut, other in enumerate(found["future"], start=1):
+        if many := moved(whole[0, :cut], other[:cut]):
+            text = f"{many} of the first {cut} tokens are routed otherwise when only later tokens' scores change"
+            return Wrong(f"{text}. From what does your router know where to draw the line?", "training-may-look-ahead")
     if many := moved(whole[0], found["others"][0]):
         text = f"{many} tokens of a sequence are routed otherwise when only the other sequences change"
         return Wrong(f"{text}. What of this batch may decide?", "a-batch-is-one-text")
-    if many := moved(whole[:, :half], found["prefix"]):
-        text = f"{many} tokens are routed otherwise when the sequence ends after {half} tokens"
-        return Wrong(f"{text}. Who tells a generating model how long its text will be?", "the-length-is-known")
+    for length in LENGTHS:
+        if many := moved(whole[:, :length], found[f"first {length}"]):
+            text = f"{many} tokens are routed otherwise when each sequence ends after {length} tokens"
+            return Wrong(f"{text}. Who tells a generating model how long its text will be?", "the-length-is-known")
     return None
 
 

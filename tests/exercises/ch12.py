@@ -47,7 +47,9 @@ wrong_transposed = _matrix("rows-are-what-changed", answer=_read(2, evidence=_co
 wrong_diagonal = _matrix("the-present-is-the-future", answer=_read(0, evidence=leak_case(0)["evidence"] + 10))
 wrong_positions = _matrix("positions-for-pairs", answer=_read(4, evidence=int(leak_case(4)["bad"].any(1).sum())))
 wrong_all_pairs = _matrix("all-that-it-sees", answer=_read(0, evidence=_count(0, lambda t, s: True)))
-wrong_half = _matrix(says="the evidence is right, the choice is not", answer=_read(0, "C"))
+wrong_half = _matrix(
+    "a-leak-comes-from-attention", says="the evidence is right, the choice is not", answer=_read(0, "C")
+)
 wrong_matrix_letter = _matrix(says="one letter", answer=_read(0) | {"choice": "chunks"})
 wrong_matrix_empty = _matrix(says="`evidence` is still empty", answer=_read(0) | {"evidence": None})
 
@@ -111,7 +113,7 @@ wrong_bitwise = _probe("honest-is-bitwise", limit=0.0)
 wrong_too_strict = _probe("honest-is-bitwise", limit=1e-7)
 wrong_no_seed = _probe("dropout-is-a-leak", seed=False)
 wrong_neighbours = _probe("the-next-token-is-the-future", look=1)
-wrong_last_token = _probe("the-last-token-is-the-future", places=[8])
+wrong_last_token = _probe("the-last-token-is-the-future", places=[-1])
 wrong_first_row = _probe("one-sequence-stands-for-all", rows=[0])
 wrong_next_value = _probe("one-draw-is-enough", values=["next"])
 wrong_zero_and_last = _probe("one-draw-is-enough", values=[0, 1])
@@ -158,7 +160,7 @@ def wrong_forgets_whose(forward, tokens, vocab_size):
 
 @wrong("leak-probe", says="changed what it was given")
 def wrong_in_place(forward, tokens, vocab_size):
-    tokens[0, 0] = 0
+    tokens[0, 0] += 1
     return {"future": False, "batch": False}
 
 
@@ -166,8 +168,12 @@ def wrong_in_place(forward, tokens, vocab_size):
 def right_from_the_back(forward, tokens, vocab_size):
     """One cut after the other, the whole future at once, and each value alone where nothing showed."""
     state = torch.random.get_rng_state()
-    cuts = [(b, slice(s, s + 1), v) for b in range(len(tokens)) for s in range(9) for v in range(vocab_size)]
-    cuts += [(b, slice(s, None), v) for b in range(len(tokens)) for s in range(9) for v in range(vocab_size)]
+    cuts = [
+        (b, slice(s, s + 1), v) for b in range(len(tokens)) for s in range(tokens.shape[1]) for v in range(vocab_size)
+    ]
+    cuts += [
+        (b, slice(s, None), v) for b in range(len(tokens)) for s in range(tokens.shape[1]) for v in range(vocab_size)
+    ]
 
     def call(some):
         torch.random.set_rng_state(state)
@@ -238,6 +244,10 @@ wrong_this_batch = _routers("training-may-look-ahead", route=lambda s, st: s * (
 wrong_chunks = _routers(
     "training-may-look-ahead",
     route=lambda s, st: torch.cat([_top(c, 1, round(c.shape[1] * st["share"])) for c in s.split(16, 1)], 1),
+)
+wrong_pairs = _routers(
+    "training-may-look-ahead",
+    route=lambda s, st: torch.cat([_top(c, 1, max(1, c.shape[1] // 4)) for c in s.split(4, 1)], 1),
 )
 wrong_over_the_batch = _routers("a-batch-is-one-text", route=lambda s, st: _top(s, 0, round(s.shape[0] * st["share"])))
 wrong_length = _routers("the-length-is-known", route=_prefix_quota)
@@ -358,7 +368,7 @@ def wrong_running_sum(gates, top_k, factor):
 
 @wrong("drop-rule", "the-weakest-go")
 def wrong_by_score(gates, top_k, factor):
-    B, T, E = gates.shape
+    _, T, E = gates.shape
     best = gates.topk(min(T, math.ceil(T * top_k / E * factor)), dim=1)
     return torch.zeros_like(gates).scatter(1, best.indices, best.values)
 
@@ -419,7 +429,7 @@ wrong_training_text = _entropy(
 wrong_gap = _entropy("what-is-lost-was-leaked", answer=_below(0, evidence=(RUN["by_one"] - RUN["at_once"]) / LN2))
 wrong_uniform = _entropy("all-tokens-are-alike", answer=_below(1, evidence=(math.log(24) - below(1)["at_once"]) / LN2))
 wrong_far = _entropy(says="work out the entropy in nats", answer=_below(0, evidence=7.0))
-wrong_entropy_half = _entropy(says="the evidence is right, the choice is not", answer=_below(0, "A"))
+wrong_entropy_half = _entropy("small-is-chance", says="the evidence is right, the choice is not", answer=_below(0, "A"))
 wrong_entropy_empty = _entropy(says="`evidence` is still empty", answer=_below(0) | {"evidence": None})
 
 right_padding = right("below-entropy", answer=_below(1))
