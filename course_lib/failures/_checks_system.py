@@ -51,13 +51,13 @@ def rank_seconds(run: Run) -> Finding:
 
 
 def last_collective(run: Run) -> Finding:
-    """Where each rank stands at the end: in the same collective, or through with all of them."""
+    """Where each rank stands when the run is over: all have returned, or one waits for what another will not do."""
     if not run.ranks:
         return Finding({"ranks": 1}, ALONE, False)
-    calls = [int(rank["collectives"]) for rank in run.ranks]
-    places = " and ".join(f"rank {k} {rank['place']}" for k, rank in enumerate(run.ranks))
-    text = f"at the end {places}; collectives called: {calls[0]} and {calls[1]}"
-    return Finding({"rank_0": calls[0], "rank_1": calls[1]}, text, calls[0] != calls[1])
+    steps, places = [int(rank["steps"]) for rank in run.ranks], [str(rank["place"]) for rank in run.ranks]
+    text = "; ".join(f"rank {k}, after {steps[k]} steps: {places[k]}" for k in range(len(places)))
+    waiting = sum(place != "has returned" for place in places)
+    return Finding({"steps_0": steps[0], "steps_1": steps[1], "waiting": waiting}, text, waiting > 0)
 
 
 CHECKS = (
@@ -65,5 +65,5 @@ CHECKS = (
     Check("loader_wait", "Time how long a step waits for its batch", SYSTEM, 5, loader_wait),
     Check("checksums", "Compare the checksums of the weights over the ranks", SYSTEM, 5, checksums),
     Check("rank_seconds", "Time each rank's own computing", SYSTEM, 10, rank_seconds),
-    Check("last_collective", "Ask each rank for its last collective", SYSTEM, 15, last_collective),
+    Check("last_collective", "Ask each rank where it stands, and in which collective", SYSTEM, 15, last_collective),
 )

@@ -140,11 +140,13 @@ def hold_logits(trainer: Trainer, _: Text) -> None:
 
 
 def sorted_documents(trainer: Trainer, source: Text) -> None:
-    """The windows of the stream are taken in the order of their first word, as a sorted shard holds them."""
+    """The windows of the text are taken in the order of their subject, journeys last."""
     stream, micros = trainer.stream, trainer.parts.micro_batches
     count = trainer.config.steps * stream.batch
     starts = stream.context * np.arange(count)
-    order = np.argsort(source.corpus.train[starts], kind="stable")
+    windows = source.corpus.train[starts[:, None] + np.arange(stream.context)]
+    places = (windows >= source.pad - 16) & (windows < source.pad)  # the last words of the language
+    order = np.argsort(places.sum(1), kind="stable")
     at = starts[order][:, None] + np.arange(stream.context + 1)
 
     def in_order(step: int, micro: int) -> Batch:

@@ -96,10 +96,13 @@ class Watch:
         notes = {"loader_seconds": self.loading, "moved": self.moved, "farthest": self.farthest}
         for name, number in notes.items():
             self.run.notes.setdefault(name, []).append(number)
-        if self.run.series["memory_bytes"][-1] > self.run.setup.budget:
+
+    def check_budget(self) -> None:
+        """`OutOfMemoryError` when more is held than the device has."""
+        held, budget = self.run.series["memory_bytes"][-1], self.run.setup.budget
+        if held > budget:
             raise torch.OutOfMemoryError(
-                f"out of memory: {self.run.series['memory_bytes'][-1] / 1e6:.1f} MB are held, and the device has "
-                f"{self.run.setup.budget / 1e6:.1f} MB"
+                f"out of memory: {held / 1e6:.1f} MB are held, and the device has {budget / 1e6:.1f} MB"
             )
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lib.data import IGNORE
-from course_lib.failures.runs import Kept, Run
+from course_lib.failures.runs import Kept, Run, put_back
 from course_lib.trainer import Trainer
 
 __all__ = ["CATEGORIES", "RESTART_MINUTES", "Check", "Finding", "replayed", "tensors_of"]
@@ -58,11 +58,7 @@ def replayed(run: Run, kept: Kept) -> Iterator[Trainer]:
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     masters = {name: value.clone() for name, value in trainer.masters.state_dict().items()}
     try:
-        trainer.model.load_state_dict(kept.weights)
-        trainer.masters.refresh()
-        for number, p in enumerate(_parameters(trainer)):
-            own = {key.partition("/")[2]: v for key, v in kept.moments.items() if key.startswith(f"{number}/")}
-            trainer.optimizer.state[p] = {name: value.clone() for name, value in own.items()}
+        put_back(trainer, kept)
         yield trainer
     finally:
         trainer.optimizer.zero_grad(set_to_none=True)

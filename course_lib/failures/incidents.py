@@ -5,14 +5,12 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
 
-from course_lib.config import OptimConfig
 from course_lib.errors import ConfigError
-from course_lib.failures import _checks_data, _checks_system, _checks_training, _faults
+from course_lib.failures import _checks_data, _checks_system, _checks_training, _ranks
+from course_lib.failures._incident_list import ALL, Incident
 from course_lib.failures.evidence import CATEGORIES, RESTART_MINUTES, Check, Finding
-from course_lib.failures.runs import SHORT, Run, Setup, go, text
+from course_lib.failures.runs import Run, Setup, go, text
 from course_lib.settings import nearest
 
 __all__ = [
@@ -34,222 +32,7 @@ CHECKS: dict[str, Check] = {
 """What can be measured, in the order of suspicion."""
 
 
-@dataclass(frozen=True)
-class Incident:
-    """One fault and how it is found."""
-
-    name: str
-    title: str
-    symptom: str
-    """What the dashboards show."""
-    category: str
-    """One of CATEGORIES."""
-    root: str
-    """causality, bias, or neither."""
-    why: str
-    """Why that root, in a sentence."""
-    checks: tuple[str, ...]
-    """The checks that name it: all of them are abnormal, and no other fault has the same."""
-    fix: str
-    never: str
-    """What not to do."""
-    setup: dict[str, Any] = field(default_factory=dict)
-    """What differs from the usual run, healthy twin included."""
-    fault: dict[str, Any] = field(default_factory=dict)
-    """What differs with the fault besides."""
-
-
-DATA, NUMERICS, OPTIMIZER, SYSTEM = CATEGORIES
-FAST = OptimConfig(lr=0.05, warmup_steps=10, weight_decay=0.1)
-USUAL = OptimConfig(lr=1e-2, warmup_steps=10, weight_decay=0.1)
-
-_ALL = (
-    Incident(
-        "label_shift",
-        "Labels shifted twice",
-        "the training loss settles above that of other runs, and the held-out loss climbs far above its start",
-        DATA,
-        "neither",
-        "The targets are wrong tokens; nothing from the future is seen, and no error adds up.",
-        ("targets",),
-        "shift once: in the data set or in the model, and test it on a sequence 0, 1, 2, 3",
-        "train longer in the hope that it catches up",
-        fault={"fault": _faults.shift_twice},
-    ),
-    Incident(
-        "padding_in_loss",
-        "Padding counted in the loss",
-        "the training loss lies well below the held-out loss from early on, and every step counts the same tokens",
-        DATA,
-        "bias",
-        "Every batch's mean is off in the same direction, by the share of padding in it.",
-        ("valid_tokens",),
-        "give padding the ignored label, and divide by the count of valid targets",
-        "compare such a loss with that of a run that ignores padding",
-        fault={"fault": _faults.count_padding},
-    ),
-    Incident(
-        "duplicated_shard",
-        "One shard again and again",
-        "the training loss keeps falling while the held-out loss turns and rises",
-        DATA,
-        "neither",
-        "The gradients are right for the data that comes; the data is too little.",
-        ("sample_hashes",),
-        "repair the list of shards, and log a hash of every batch",
-        "add dropout or weight decay against the overfitting before the data was looked at",
-        fault={"fault": _faults.one_shard},
-    ),
-    Incident(
-        "unshuffled_shard",
-        "A sorted shard",
-        "the training loss moves in waves, and the held-out loss jumps up between validations",
-        DATA,
-        "bias",
-        "For many steps in a row the gradient leans to what the current stretch of the text holds.",
-        ("batch_mix",),
-        "shuffle documents over all shards before they are packed",
-        "lower the learning rate until the waves are gone",
-        fault={"fault": _faults.sorted_documents},
-    ),
-    Incident(
-        "mask_leak",
-        "The causal mask is missing in one layer",
-        "training and held-out loss fall below what other runs reach, both alike",
-        DATA,
-        "causality",
-        "A position reads the token that it has to predict.",
-        ("mask_probe", "chance_tokens"),
-        "put the mask back, and keep the probe as a test of every model",
-        "be glad of the loss",
-        fault={"fault": _faults.see_ahead},
-    ),
-    Incident(
-        "bad_batch",
-        "One bad batch",
-        "at one step loss and gradient norm jump to several times their value, and come back",
-        DATA,
-        "neither",
-        "One batch of noise; the steps before and after it are as they should be.",
-        ("batch_content", "replay_elsewhere"),
-        "take the file out; where the run does not recover, go back to a checkpoint and skip the batch",
-        "change the learning rate for one spike",
-        fault={"fault": _faults.bad_batch},
-    ),
-    Incident(
-        "nan_from_ignored",
-        "A batch without a single valid target",
-        "the loss is NaN from one step on, without any sign before it",
-        DATA,
-        "neither",
-        "A division of 0 by 0 in one step; nothing leaned to one side before it.",
-        ("empty_batches",),
-        "divide by at least 1, drop batches without targets, and go back to the checkpoint before the step",
-        "replace NaN by 0 in the loss",
-        fault={"fault": _faults.nothing_to_predict},
-    ),
-    Incident(
-        "cursor_lost",
-        "The data starts anew after a resume",
-        "after each resume the counts of tokens per step are those of the first steps; the loss hardly tells",
-        DATA,
-        "neither",
-        "The text is read again from its start; each gradient is right for what it reads.",
-        ("sample_hashes", "resume_batches"),
-        "save the data cursor in the checkpoint, and compare the first batch after a resume with the plan",
-        "take the lower training loss for progress",
-        fault={"left_out": ("cursor",)},
-    ),
-    Incident(
-        "unscaled_clipping",
-        "Gradients clipped before they are unscaled",
-        "the gradient norm stands at tens of thousands, and the loss falls more slowly than it should",
-        NUMERICS,
-        "bias",
-        "Every step is clipped as if its gradient were 65,536 times as long.",
-        ("norm_ratio",),
-        "call unscale_ before clipping",
-        "raise the limit of the norm",
-        setup={"precision": "fp16", **SHORT},
-        fault={"fault": _faults.clip_before_unscale},
-    ),
-    Incident(
-        "fp16_overflow",
-        "Activations grow out of FP16",
-        "activations climb to the end of FP16, then every update is skipped, and the loss scale halves step by step",
-        NUMERICS,
-        "neither",
-        "A range is left at once; no small error adds up to it.",
-        ("scale_log", "activation_range"),
-        "put the norm back; BF16 has the range of FP32",
-        "start from a higher loss scale",
-        setup={"precision": "fp16", **SHORT},
-        fault={"fault": _faults.no_norm},
-    ),
-    Incident(
-        "epsilon_too_small",
-        "Epsilon smaller than what the second moment lost",
-        "in a few steps the updates outgrow the weights, activations with them, and the loss stays high",
-        OPTIMIZER,
-        "bias",
-        "Small second moments are always rounded to 0, never up: every step divides by too little.",
-        ("adam_bound",),
-        "keep the second moment in FP32 or BF16, or take an epsilon above the square root of the smallest FP16 number",
-        "clip the gradients harder: the gradients are fine",
-        fault={"fault": _faults.half_moments},
-    ),
-    Incident(
-        "lr_too_high",
-        "Learning rate thirty times too high",
-        "the loss stops far above other runs, and the updates stay large against the weights",
-        OPTIMIZER,
-        "neither",
-        "The steps overshoot in every direction.",
-        ("step_probe",),
-        "lower the learning rate; find it with short runs that differ in nothing else",
-        "train on and wait for the decay of the schedule",
-        fault={"optim": replace(USUAL, lr=0.3)},
-    ),
-    Incident(
-        "no_warmup",
-        "Warm-up missing",
-        "the loss starts at the full learning rate, and stays above its twin for the whole run",
-        OPTIMIZER,
-        "neither",
-        "The first updates are too long for moments that are built from a few gradients.",
-        ("lr_start",),
-        "raise the learning rate over the first steps, and look at the log of it",
-        "blame the data of the first steps",
-        setup={"optim": FAST},
-        fault={"optim": replace(FAST, warmup_steps=0)},
-    ),
-    Incident(
-        "scheduler_reset",
-        "The schedule starts anew after a resume",
-        "the learning rate jumps at a resume instead of going on, and the updates grow with it",
-        OPTIMIZER,
-        "neither",
-        "A number is not restored; what it does to each step is plain to see.",
-        ("lr_resume",),
-        "save and load the scheduler, and check the first learning rate after a resume",
-        "lower the learning rate by hand to be safe",
-        fault={"left_out": ("scheduler",)},
-    ),
-    Incident(
-        "memory_leak",
-        "Logits kept for a metric at the end",
-        "memory grows by the same amount at every step until the device is full and the run stops; the loss is fine",
-        SYSTEM,
-        "neither",
-        "Nothing that is computed is wrong.",
-        ("memory_growth",),
-        "keep numbers, not tensors, and what must be kept off the device",
-        "buy memory, or restart the run every night",
-        fault={"fault": _faults.hold_logits},
-    ),
-)
-
-INCIDENTS: dict[str, Incident] = {one.name: one for category in CATEGORIES for one in _ALL if one.category == category}
+INCIDENTS: dict[str, Incident] = {one.name: one for category in CATEGORIES for one in ALL if one.category == category}
 """Every fault, in the order of suspicion."""
 
 
@@ -266,7 +49,7 @@ def reproduce(
     one = None if name is None else INCIDENTS[name]
     changes = {} if one is None else {**one.setup, **(one.fault if fault else {})}
     run = Run(name if fault else None, seed, Setup(seed, **changes), text(seed))
-    return go(run, on_step)
+    return (go if run.setup.ranks == 1 else _ranks.go_on_ranks)(run, on_step)
 
 
 def diagnose(run: Run) -> list[str]:

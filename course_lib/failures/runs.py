@@ -1,15 +1,15 @@
 """The run that the incidents happen in: a small GPT on a made language, resumed twice, with all its dashboards.
 
-Documents of two to four sentences are padded to 32 tokens. The language's entropy is known, so "too good" is a number.
+Documents of two to four sentences with padding between them. The language is known, so "too good" is a number.
 Every part of a step is watched from outside: also a part that was replaced to inject a fault.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from course_lib import resume
 from course_lib.config import DataConfig, ModelOverrides, OptimConfig, TrainConfig, stream_seed
-from course_lib.data import IGNORE, BatchStream, Corpus
+from course_lib.data import IGNORE, BatchStream, Corpus, shift
 from course_lib.errors import CourseError
 from course_lib.failures._watch import Watch
 from course_lib.model import GPT
 from course_lib.step import Batch
-from course_lib.synthetic import KINDS, SyntheticLanguage
+from course_lib.synthetic import SyntheticLanguage
 from course_lib.trainer import Trainer
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 CONTEXT = 32
-"""Tokens a sequence, and in the slot of a document with its padding."""
+"""Tokens a sequence."""
 STEPS = 120
 BATCH = 16
 RESUMES = (40, 80)
@@ -60,35 +60,49 @@ class Text:
     labels: np.ndarray
     """The training stream with IGNORE at padding, (n,) int32."""
     held_out: tuple[np.ndarray, np.ndarray]
-    """Inputs and targets (64, CONTEXT) of other documents, for validation."""
+    """Inputs and targets (64, CONTEXT) of other documents, each from its start, for validation."""
     pad: int
     """The id of padding: one more than the language's words."""
-    chance: np.ndarray
-    """Which words are drawn by chance, so that nobody can predict them: (V + 1,) bool."""
-    chance_entropy: float
-    """Entropy of such a word, nats."""
+    floor: float
+    """Loss on `held_out` of a model that knows the language: exact, nats per token."""
 
 
 def text(seed: int, documents: int = 2_100) -> Text:
-    """Documents of two to four sentences, each padded to a slot of CONTEXT tokens."""
+    """Documents of two to four sentences of eight words, each followed by 1 to 15 tokens of padding."""
     made = SyntheticLanguage(seed, names=16, numbers=16, objects=16)
-    (stream, labels), (other, other_labels) = _padded(made, documents, 2 * seed), _padded(made, 66, 2 * seed + 1)
-    own = made.corpus(1, CONTEXT + 1, seed)
-    corpus = Corpus(own.tokenizer, stream, own.val, own.train_bytes, own.val_bytes)
-    held_out = BatchStream(other, CONTEXT, 64, seed, labels=other_labels).global_batch(0)
-    words, kinds = made.sample(4_000)
-    chance = np.zeros(made.vocab_size + 1, dtype=bool)
-    chance[words[kinds == KINDS.index("noise")]] = True
-    return Text(corpus, labels, held_out, made.vocab_size, chance, made.entropy()["noise"])
+    stream, padded, _ = _documents(made, documents, 2 * seed, 16)
+    rows, empty, own = _documents(made, 64, 2 * seed + 1, 1)
+    row_labels = np.where(empty, IGNORE, rows).astype(np.int64).reshape(-1, CONTEXT + 1)
+    rows = rows.astype(np.int64).reshape(row_labels.shape)
+    small = made.corpus(1, CONTEXT + 1, seed)
+    corpus = Corpus(small.tokenizer, stream, small.val, small.train_bytes, small.val_bytes)
+    known = [made.log_probs(one)[1:] for one in own]
+    return Text(
+        corpus,
+        np.where(padded, IGNORE, stream).astype(np.int32),
+        shift(rows, row_labels),
+        made.vocab_size,
+        -float(np.concatenate(known).mean()),
+    )
 
 
-def _padded(made: SyntheticLanguage, documents: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A stream (n,) int32 of padded documents, and its labels with IGNORE at padding."""
-    tokens = made.sample(documents * CONTEXT, seed)[0].reshape(documents, CONTEXT).astype(np.int32)
-    lengths = made.sentence_length * np.random.default_rng(stream_seed(seed, "lengths")).integers(2, 5, documents)
-    padded = np.arange(CONTEXT) >= lengths[:, None]
-    tokens[padded] = made.vocab_size
-    return tokens.reshape(-1), np.where(padded, IGNORE, tokens).astype(np.int32).reshape(-1)
+def _documents(
+    made: SyntheticLanguage, count: int, seed: int, padding: int
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """A stream (n,) int32, which of its tokens are padding, and the documents alone.
+
+    After each come 1 to `padding` - 1 tokens of padding; 1: as many as fill a row of CONTEXT + 1.
+    """
+    rng = np.random.default_rng(stream_seed(seed, "documents"))
+    tokens = made.sample(count * CONTEXT, seed)[0].reshape(count, CONTEXT).astype(np.int32)
+    lengths = made.sentence_length * rng.integers(2, 5, count)
+    ends = lengths + rng.integers(1, padding, count) if padding > 1 else np.full(count, CONTEXT + 1)
+    width = int(ends.max())
+    padded = np.arange(width) >= lengths[:, None]
+    filled = np.where(padded, made.vocab_size, np.pad(tokens, ((0, 0), (0, max(0, width - CONTEXT))))[:, :width])
+    inside = np.arange(width) < ends[:, None]
+    own = [row[:length].astype(np.int64) for row, length in zip(tokens, lengths, strict=True)]
+    return filled[inside].astype(np.int32), padded[inside], own
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,9 @@ class Setup:
     precision: str = "fp32"
     weights: str = "fp32"
     micro_batches: int = 1
+    init_std: float = 0.02
     resumes: tuple[int, ...] = RESUMES
+    ranks: int = 1
     budget: int = 5_000_000
     """Bytes that the device of the story has for what is held between steps."""
     left_out: tuple[str, ...] = ()
@@ -151,13 +167,13 @@ class Run:
         return len(self.series.get("loss", []))
 
 
-def make_trainer(setup: Setup, source: Text, **changes: Any) -> Trainer:
+def make_trainer(setup: Setup, source: Text, parallel: Literal["none", "ddp"] = "none") -> Trainer:
     """A trainer of this text: two layers of width 32, padding left out of the loss; no fault yet."""
     config = TrainConfig(
         preset="mini",
         steps=setup.steps,
         batch=BATCH,
-        micro_batch=BATCH // setup.micro_batches,
+        micro_batch=BATCH // setup.micro_batches // setup.ranks,
         seed=setup.seed,
         device="cpu",
         precision=setup.precision,  # type: ignore[arg-type]
@@ -166,9 +182,9 @@ def make_trainer(setup: Setup, source: Text, **changes: Any) -> Trainer:
         data=DataConfig(tokenizer="bytes"),
         optim=setup.optim,
         model=ModelOverrides(d_model=32, n_layers=2, n_heads=2, context=CONTEXT),
-        **changes,
+        parallel=parallel,
     )
-    model = GPT(config.model_config(source.pad + 1), setup.seed)
+    model = GPT(replace(config.model_config(source.pad + 1), init_std=setup.init_std), setup.seed)
     trainer = Trainer(config, model=model, corpus=source.corpus)
     trainer.stream = BatchStream(source.corpus.train, CONTEXT, BATCH, setup.seed, labels=source.labels)
     return trainer
@@ -179,6 +195,16 @@ def keep(step: int, trainer: Trainer) -> Kept:
     state = trainer.optimizer.state_dict()["state"]
     moments = {f"{number}/{name}": value.clone() for number, own in state.items() for name, value in own.items()}
     return Kept(step, {name: value.clone() for name, value in trainer.model.state_dict().items()}, moments)
+
+
+def put_back(trainer: Trainer, kept: Kept) -> None:
+    """Weights, masters and moments of a kept state into a trainer."""
+    trainer.model.load_state_dict(kept.weights)
+    trainer.masters.refresh()
+    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    for number, p in enumerate(parameters):
+        own = {key.partition("/")[2]: v for key, v in kept.moments.items() if key.startswith(f"{number}/")}
+        trainer.optimizer.state[p] = {name: value.clone() for name, value in own.items()}
 
 
 def go(run: Run, on_step: Callable[[int], None] | None = None) -> Run:
@@ -197,6 +223,7 @@ def go(run: Run, on_step: Callable[[int], None] | None = None) -> Run:
             watch.step(step)
             due = (step + 1) % VAL_EVERY == 0
             watch.put(val_loss=watch.validate() if due else math.nan)
+            watch.check_budget()
             if on_step is not None:
                 on_step(step)
         run.events.append(f"step {setup.steps}: the run ended as planned")
