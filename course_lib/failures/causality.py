@@ -194,7 +194,7 @@ class _Probe:
         tries = [(change, rows[number % self.B]) for number, change in enumerate(later)]
         tries += [(change, int(moves.amax(1).argmax())) for change, moves in zip(later, together, strict=True)]
         if crossed:  # what moved may all have come from there: look harder
-            tries += [(self.changes.later(number), rows[number % self.B]) for number in range(4 * self.trials)]
+            tries += [(self.changes.later(number), rows[number % self.B]) for number in range(2 * self.trials)]
         for number, (change, row) in enumerate(tries):
             if number >= self.trials and best is not None:
                 break
