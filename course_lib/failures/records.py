@@ -34,6 +34,11 @@ class Record:
 
 
 RECORDS: dict[str, Record] = {
+    "ruined": Record("course_lib.failures.ruined:recorded", sources=("failures/ruined.py",)),
+    "leak_control": Record(
+        "course_lib.failures.leak_control:over_seeds",
+        sources=("failures/leak_control.py", "failures/leak_gap.py", "routers.py", "moe.py"),
+    ),
     "leak_gap": Record(
         "course_lib.failures.leak_gap:over_seeds", sources=("failures/leak_gap.py", "routers.py", "moe.py")
     ),
