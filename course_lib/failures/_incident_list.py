@@ -276,7 +276,7 @@ ALL = (
         "time each rank by itself, find what else runs there, replace the node if nothing does",
         "raise the timeout of the collectives",
         setup=TWO_RANKS,
-        fault={"fault": _ranks.work_thrice},
+        fault={"fault": _ranks.work_more},
     ),
     Incident(
         "hang",

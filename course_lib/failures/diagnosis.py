@@ -1,4 +1,4 @@
-"""The diagnosis table: from a symptom to its causes in the order of suspicion, the cheap check, the fix, and what not to do.
+"""The diagnosis table: from a symptom to its causes in the order of suspicion, a check, the fix, and what not to do.
 
 The table is `diagnosis.toml` beside this file. Every row is reproduced by at least one incident.
 """
