@@ -212,6 +212,30 @@ def _wrapped(text: str, first: str = "", rest: str = "") -> str:
     return "\n".join(textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest)) or text
 
 
+class _Progress:
+    """A bar on stderr for each run that is trained: called with (done, total)."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            disable = self._quiet
+            self._bar = tqdm(
+                total=total, unit="step", file=sys.stderr, dynamic_ncols=True, disable=disable, leave=False
+            )
+        self._bar.update(done - self._bar.n)
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        """Take the bar away, also when the run ended early."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
 def _talk(desk: Desk, prompts: bool, err: Callable[[str], None]) -> None:
     """Read commands until the fault is named, the input ends, or somebody leaves."""
     while True:
@@ -247,13 +271,9 @@ def main(argv: Sequence[str]) -> int:
         one if one == "restart" else spelled(_numbered(one, _checks()), _checks(), "check") for one in options.check
     ]
     answer = None if options.answer is None else spelled(_numbered(options.answer, _faults()), _faults(), "fault")
-    with tqdm(unit="step", file=sys.stderr, dynamic_ncols=True, disable=options.quiet, leave=False) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        case = Case(options.seed, on_step=progress)
+    progress = _Progress(options.quiet)
+    case = Case(options.seed, on_step=progress)
+    progress.close()
     desk = Desk(case, say, getattr(out, "encoding", None))
     desk.open()
     for check in checks:

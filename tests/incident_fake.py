@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from course_lib.failures import incidents
+from course_lib.failures import diagnosis, incidents
+from course_lib.failures.diagnosis import Cause, Row
 from course_lib.failures.incidents import Check, Finding, Incident
 
 STEPS = 12
@@ -15,6 +16,13 @@ KINDS |= {"straggler": "system"}
 CHECKS = {"decode": ("data and mask", 5, ("shifted",)), "order": ("data and mask", 15, ("doubled",))}
 CHECKS |= {"finite": ("numerics", 10, ("overflow",)), "rates": ("optimizer", 5, ("hot",))}
 CHECKS |= {"ranks": ("system", 20, ("straggler",)), "disk": ("system", 25, ())}
+
+_CAUSES = (Cause("data and mask", "wrong <data>"), Cause("system", "a slow node"))
+ROWS = (
+    Row("loss is NaN", "loss", _CAUSES, "read the log", ("decode", "finite"), "mend", "hide it", ("overflow",)),
+    Row("it is slow", "step time", _CAUSES[1:], "time it", ("ranks", "disk"), "move it", "wait", ("straggler",)),
+)
+"""The table: an overflow is found on the way from `decode` to `finite`; the others have no row."""
 
 
 def incident(name: str) -> Incident:
@@ -56,7 +64,9 @@ def check(name: str) -> Check:
 @pytest.fixture
 def catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five incidents and six checks in the place of the real ones."""
-    monkeypatch.setattr(incidents, "INCIDENTS", {name: incident(name) for name in KINDS})
+    for module in (incidents, diagnosis):
+        monkeypatch.setattr(module, "INCIDENTS", {name: incident(name) for name in KINDS})
     monkeypatch.setattr(incidents, "CHECKS", {name: check(name) for name in CHECKS})
     monkeypatch.setattr(incidents, "reproduce", run)
     monkeypatch.setattr(incidents, "RESTART_MINUTES", 120)
+    monkeypatch.setattr(diagnosis, "table", lambda: ROWS)

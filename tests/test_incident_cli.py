@@ -37,7 +37,7 @@ def test_a_case_played_through_a_pipe(course):
     assert (status, err) == (0, "")
     assert f"Case {seed}. 12 steps: loss from 5.00 to 3.90" in out and "not finite at step 7" in out
     assert "[5 min, 5 in all] decode measured 0.0" in out and "[10 min, 15 in all] finite measured 1.0" in out
-    assert "Right: “the overflow one”. 80 points of 100." in out and "To mend it: mend overflow" in out
+    assert "Right: “the overflow one”. 100 points of 100." in out and "To mend it: mend overflow" in out
     assert "* finite             10 min  abnormal  finite measured 1.0" in out
     assert "  ranks              20 min            ranks measured 0.0" in out
     assert out.count("The checks, in the order") == 1  # what comes after the answer is not read

@@ -1,18 +1,19 @@
 """What a case of the incident simulator is worth: the answer, and the minutes against those of the table's own path.
 
 Of 100 points, the right name gives 40 at once, and up to 60 more for how it was found: 60 * min(1, par / spent).
-`spent` are the minutes of all that was ordered; `par` are those of the table's path: the checks that the table names
-for this fault, in its order. Without any check that shows the fault the name is a guess and stays at 40. A wrong name
-of the right kind (data and mask, numerics, optimizer, system) gives 20, any other 0. A restart costs more minutes than
-all checks together, so nothing costs more points; and the fault comes back.
+`spent` are the minutes of all that was ordered; `par` are those of the table's path: from a symptom of the fault
+through that row's checks, in the order of suspicion, to those that show it. Without any check that shows the fault the
+name is a guess and stays at 40. A wrong name of the right kind (data and mask, numerics, optimizer, system) gives 20,
+any other 0. A restart costs more minutes than all checks together, so nothing costs more points; and the fault comes
+back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from course_lib.failures import incidents
+from course_lib.failures import diagnosis, incidents
 from course_lib.failures.incidents import Check, Finding
 
 __all__ = [
@@ -88,9 +89,23 @@ def restart_minutes() -> float:
 
 
 def par_path(name: str) -> tuple[str, ...]:
-    """The table's own path to a fault: names of checks, in order. For a run without a fault, all of them."""
-    wanted = incidents.CHECKS if name == HEALTHY else incidents.INCIDENTS[name].checks
-    return tuple(check.name for check in table_order() if check.name in wanted)
+    """The table's own path to a fault: names of checks, in order. For a run without a fault, all of them.
+
+    A fault's path begins at a symptom of the table that it has: the checks of that row in the order of suspicion, up to
+    those that show this fault. Of several such rows the longest path counts.
+    """
+    order = [check.name for check in table_order()]
+    if name == HEALTHY:
+        return tuple(order)
+    own = incidents.INCIDENTS[name].checks
+    last = max(order.index(one) for one in own)
+    paths = [{*own, *(one for one in row.checks if order.index(one) < last)} for row in diagnosis.rows_of(name)]
+    best = max([set(own), *paths], key=_minutes)
+    return tuple(one for one in order if one in best)
+
+
+def _minutes(checks: Iterable[str]) -> float:
+    return sum(incidents.CHECKS[one].minutes for one in checks)
 
 
 def points(right: bool, same_kind: bool, shown: bool, par: float, spent: float) -> int:
@@ -103,7 +118,7 @@ def points(right: bool, same_kind: bool, shown: bool, par: float, spent: float) 
 def score(said: str, truth: str, orders: Sequence[Order]) -> Score:
     """The score of an answer; `said` and `truth` are names out of `faults()`."""
     path, spent = par_path(truth), sum(order.minutes for order in orders)
-    par = sum(incidents.CHECKS[name].minutes for name in path)
+    par = _minutes(path)
     right, shown = said == truth, _shown(truth, orders)
     same_kind = not right and _kind(said) == _kind(truth)
     fault = incidents.INCIDENTS.get(truth)

@@ -52,8 +52,9 @@ def headline(losses: Sequence[float]) -> str:
     seen = [loss for loss in losses if math.isfinite(loss)]
     if not seen:
         return f"{len(losses)} steps, and no loss is finite"
-    last = f"{losses[-1]:.2f}" if math.isfinite(losses[-1]) else "no finite number"
-    return f"{len(losses)} steps: loss from {seen[0]:.2f} to {last} nats a token"
+    if not math.isfinite(losses[-1]):
+        return f"{len(losses)} steps: loss {seen[0]:.2f} nats a token at first, and not finite at the end"
+    return f"{len(losses)} steps: loss from {seen[0]:.2f} to {losses[-1]:.2f} nats a token"
 
 
 class Case:

@@ -99,7 +99,7 @@ def dashboards(
         _panel(ax, panel, drawn(panel, series))
         ax.set_xlim(-0.02 * steps, 1.02 * steps)
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        for step, _ in events:
+        for step in {step for step, _ in events if step < steps}:
             ax.axvline(step, color=COLORS["grey"], linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
         if place >= len(PANELS) - COLS and not ax.get_xlabel():
             ax.set_xlabel("step")

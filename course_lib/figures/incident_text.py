@@ -69,6 +69,10 @@ def _checksums(series: Mapping[str, Sequence[float | None]]) -> str:
     )
 
 
+def _number(value: float) -> str:
+    return short(float(value)) if math.isfinite(value) else "nan"
+
+
 def _broken(values: np.ndarray) -> str:
     """Which values are not finite, or nothing."""
     bad = np.flatnonzero(~np.isfinite(values))
@@ -91,7 +95,7 @@ def dashboards_text(
             continue
         seen = values[np.isfinite(values)]
         ends = (values[0], values[-1], *((seen.min(), seen.max()) if len(seen) else (math.nan, math.nan)))
-        numbers = "".join(f"{short(float(value)):>10}" for value in ends)
+        numbers = "".join(f"{_number(value):>10}" for value in ends)
         lines.append(f"{title:<25} {sparkline(values.tolist(), marks=marks):<{_WIDTH}}{numbers}")
         if _broken(values):
             lines.append(f"{'':<25} {_broken(values)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
@@ -31,12 +31,12 @@ class Diagnosis(Shown):
     """The table on the page. `search(text)` filters as typing does; `rows` are those that are left."""
 
     def __init__(self) -> None:
-        from course_lib.failures.diagnosis import table
+        from course_lib.failures import diagnosis, incidents
 
-        self.all: tuple[Row, ...] = tuple(table())
-        self.rows = self.all
-        self._cells = [_cells(row) for row in self.all]
-        self._plain = [" ".join(cells).casefold() for cells in self._cells]
+        self._search = diagnosis.search
+        self.rows = self._all = diagnosis.search("")
+        titles = {name: one.title for name, one in incidents.INCIDENTS.items()}
+        self._cells = {row.symptom: _cells(row, titles) for row in self._all}
         self.widget = self._build()
         self._put("")
 
@@ -63,28 +63,31 @@ class Diagnosis(Shown):
         return box
 
     def _put(self, text: str) -> None:
-        words = text.casefold().split()
-        left = [at for at, plain in enumerate(self._plain) if all(word in plain for word in words)]
-        self.rows = tuple(self.all[at] for at in left)
-        said = f"{len(left)} of {len(self.all)} rows" if words else f"{len(self.all)} rows"
-        if not left:
+        self.rows = self._search(text)
+        count, words = len(self._all), text.split()
+        said = f"{len(self.rows)} of {count} rows" if words else f"{count} rows"
+        if not self.rows:
             said = "No row has all of these words: fewer or shorter ones find more"
         self._count.value = f'<div role="status" class="course-muted">{said}.</div>'
-        self._table.value = _table([self._cells[at] for at in left], words) if left else ""
+        self._table.value = self._html(words) if self.rows else ""
+
+    def _html(self, words: Sequence[str]) -> str:
+        return _table([self._cells[row.symptom] for row in self.rows], words)
 
     def _show(self) -> None:
         face = (
-            f'<div class="course-diagnosis course-static"><p><b>{TITLE}</b></p>{_table(self._cells, ())}'
+            f'<div class="course-diagnosis course-static"><p><b>{TITLE}</b></p>{_table(list(self._cells.values()), ())}'
             f"{caption_html(CAPTION)}<p><i>Run this cell to search in it.</i></p></div>"
         )
-        text = "\n".join("; ".join(cells) for cells in self._cells)
+        text = "\n".join("; ".join(cells) for cells in self._cells.values())
         show_faces(self.widget, face, f"{TITLE}\n{text}")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    """The row's four cells as text; a line break stands between paragraphs."""
+def _cells(row: Row, titles: Mapping[str, str]) -> tuple[str, ...]:
+    """The row's four cells as text, a line for each paragraph."""
     causes = "\n".join(f"**{cause.category}**: {cause.text}" for cause in row.causes)
-    return f"**{row.symptom}**\n{row.look}", causes, row.check, f"{row.fix}\n**Not:** {row.never}"
+    seen = "; ".join(titles[name] for name in row.incidents)
+    return f"**{row.symptom}**\n{row.look}\n**In a run**: {seen}", causes, row.check, f"{row.fix}\n**Not**: {row.never}"
 
 
 def _table(rows: Sequence[tuple[str, ...]], words: Sequence[str]) -> str:
@@ -97,14 +100,24 @@ def _table(rows: Sequence[tuple[str, ...]], words: Sequence[str]) -> str:
 
 
 def _cell(text: str, words: Sequence[str]) -> str:
-    lines = [rich(line) for line in text.split("\n") if line]
-    if words:
-        found = re.compile("|".join(re.escape(html.escape(word, quote=False)) for word in words), re.IGNORECASE)
-        lines = [
-            re.sub(r"(^|>)([^<]+)", lambda part: part[1] + found.sub(r"<mark>\g<0></mark>", part[2]), line)
-            for line in lines
-        ]
+    lines = [_marked(rich(line), words) for line in text.split("\n") if line]
     return "".join(f"<div>{line}</div>" for line in lines)
+
+
+def _marked(line: str, words: Sequence[str]) -> str:
+    """HTML with the words marked, in its text alone."""
+    if not words:
+        return line
+    found = re.compile("(" + "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)) + ")", re.I)
+    out = ""
+    for part in re.split(r"(<[^>]+>)", line):
+        if part.startswith("<"):
+            out += part
+            continue
+        for number, piece in enumerate(found.split(html.unescape(part))):
+            escaped = html.escape(piece, quote=False)
+            out += f"<mark>{escaped}</mark>" if number % 2 else escaped
+    return out
 
 
 def diagnosis_table() -> Any:

@@ -57,6 +57,7 @@ class Incident(Shown):
     def take(self, seed: int | None = None) -> None:
         """Take a case: its run is trained, with a bar that shows how far it is. None: a new one."""
         self._say("")
+        self._score.value = ""
         try:
             self.case = self._busy(lambda on_step: self._make(seed, on_step=on_step))
         finally:
@@ -107,7 +108,7 @@ class Incident(Shown):
                 self.take()
             except Exception as error:
                 self._say(f"No run could be made: {type(error).__name__}: {error}")
-        elif self._fault.value is None:
+        elif not self._fault.value:
             self._say("Choose a fault first.")
         else:
             self.answer(self._fault.value)
@@ -139,11 +140,12 @@ class Incident(Shown):
         boxes = [_group(kind, buttons) for kind, buttons in groups.items()]
         grid = ipywidgets.Box(boxes, layout={"overflow": "visible"})
         grid.add_class("course-incident-grid")
-        restart = ipywidgets.Button(description=f"Restart the run ({restart_minutes():g} min)")
+        label = f"Restart the run ({restart_minutes():g} min)"
+        restart = ipywidgets.Button(description=label, layout={"align_self": "flex-start"})
         restart.add_class("course-incident-restart")
         restart.on_click(lambda _: self.restart())
-        options = [("choose", None), *((title, name) for name, title in faults().items())]
-        self._fault = ipywidgets.Dropdown(options=options, value=None, description="The fault is:")
+        options = [("choose one", ""), *((title, name) for name, title in faults().items())]
+        self._fault = ipywidgets.Dropdown(options=options, value="", description="The fault is:")
         self._fault.style.description_width = "initial"
         self._fault.add_class("course-incident-fault")
         self._button = ipywidgets.Button(description="Name it", button_style="primary")
@@ -152,8 +154,8 @@ class Incident(Shown):
         row = ipywidgets.HBox([self._fault, self._button], layout={"flex_flow": "row wrap", "overflow": "visible"})
         brief = _html("course-incident-brief", f"<p>{rich(_BRIEF)}</p>")
         self._desk = ipywidgets.VBox([grid, restart], layout={"overflow": "visible"})
-        parts = [self._title, brief, self._progress, self._picture, caption, self._desk, self._notes]
-        box = ipywidgets.VBox([styles(), *parts, row, self._error, self._score])
+        parts = [self._title, brief, self._picture, caption, self._desk, self._notes, row, self._progress, self._error]
+        box = ipywidgets.VBox([styles(), *parts, self._score])
         for name in ("course-widget", "course-incident"):
             box.add_class(name)
         return box
@@ -167,7 +169,7 @@ class Incident(Shown):
         if self._title.value != title:
             self._title.value = title
             self._picture.value = self._drawn(1.5, None)
-            self._fault.value = None
+            self._fault.value = ""
         ordered = {order.name for order in case.orders}
         for name, button in self._checks.items():
             text = button.description.removeprefix("✓ ")
@@ -255,7 +257,7 @@ def _notes(orders: list[Order], minutes: float) -> str:
     if not orders:
         return '<div class="course-muted">Nothing ordered yet: 0 minutes.</div>'
     items = [
-        f"<b>{rich(one.title)}</b> ({one.minutes:g} min). {rich(one.finding.text)}"  # what was measured, no verdict
+        f"<b>{rich(one.title)}</b> ({one.minutes:g} min): {rich(one.finding.text)}"  # what was measured, no verdict
         for one in orders
     ]
     items[-1] = f'<span role="status">{items[-1]}</span>'
@@ -268,15 +270,12 @@ def _score(score: Score, trace: list[Order], ordered: set[str]) -> str:
     from course_lib.failures.scoring import faults
 
     titles, checks = faults(), {order.name: order.title for order in trace}
-    verdict = (
-        f"✓ Right: **{titles[score.truth]}**."
-        if score.right
-        else (f"✗ You said **{titles[score.said]}**, and it is this: **{titles[score.truth]}**.")
-    )
+    said, truth = titles[score.said], titles[score.truth]
+    verdict = f"✓ Right: “{truth}”." if score.right else f"✗ You said “{said}”, and it is “{truth}”."
     row = [(f"{score.points}", "points of 100"), (f"{score.minutes:g} min", "spent")]
     row.append((f"{score.par:g} min", "the table's path"))
     lines = [f"The table's path: {'; '.join(checks[name] for name in score.path)}.", *score.remarks]
-    lines += [f"**To mend it.** {score.fix}", f"**Not to do.** {score.never}"]
+    lines += [f"**To mend it:** {score.fix}", f"**Not to do:** {score.never}"]
     body = "".join(f"<p>{rich(line)}</p>" for line in lines)
     return (
         f'<div role="status"><p class="course-title">{rich(verdict)}</p>{numbers_html(row)}{body}</div>'

@@ -30,6 +30,7 @@ SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false"},
     "docmanager-extension/plugin": {"autosave": False},
 }
+LIVE = ".course-explorer, .course-incident, .course-diagnosis"
 READY = """() => {
   const context = window.jupyterapp?.shell?.currentWidget?.sessionContext;
   return !!(context?.isReady && context.session?.kernel?.status === 'idle'
@@ -140,8 +141,8 @@ class LabPage:
         return bool(self.page.evaluate(f"() => {cells}.filter(c => c.type === 'code').every(c => c.trusted)"))
 
     def live_explorers(self) -> int:
-        """Explorers that are alive on the page."""
-        return int(self.page.locator(".course-explorer:not(.course-static)").count())
+        """Explorers, incident simulators and searchable tables that are alive on the page."""
+        return int(self.page.locator(f":is({LIVE}):not(.course-static)").count())
 
     # ---------------------------------------------------------------------------------------------------- the checks
 
@@ -223,6 +224,47 @@ class LabPage:
                 problems.append(f"{title}: reset does not bring the picture back after {name!r}")
         if not moved:
             problems.append(f"{title}: no control that could be moved")
+        return problems
+
+    def incidents(self) -> list[str]:
+        """In every live incident simulator a check is ordered and a fault is named, all by keyboard."""
+        problems = []
+        for box in self.page.locator(".course-incident:not(.course-static)").all():
+            title = box.locator(".course-incident-title").inner_text()
+            notes, score = box.locator(".course-incident-notes"), box.locator(".course-incident-score")
+            if not box.locator(".course-incident-picture img").count():
+                problems.append(f"{title}: no dashboards")
+            before = notes.inner_html()
+            self._press(box.locator(".course-incident-check").first, "Enter")
+            if not self._until(lambda notes=notes, before=before: notes.inner_html() != before):
+                problems.append(f"{title}: a check that is ordered leaves no note")
+            faults = box.locator(".course-incident-fault")
+            if not faults.evaluate(_NAME):
+                problems.append(f"{title}: the list of faults has no label")
+            self._press(faults.locator("select"), "ArrowDown")
+            self._press(box.locator(".course-incident-go"), "Enter")
+            if not self._until(lambda score=score: score.locator("table tr").count() > 10):
+                problems.append(f"{title}: no score and trace after the answer")
+            problems += [f"{title}: {text}" for text in box.locator("[role=alert]").all_inner_texts()]
+        return problems
+
+    def tables(self) -> list[str]:
+        """Every live searchable table follows what is typed, letter by letter, and comes back."""
+        problems = []
+        for box in self.page.locator(".course-diagnosis:not(.course-static)").all():
+            title = box.locator(".course-diagnosis-title").inner_text()
+            field, rows = box.locator(".course-diagnosis-search input"), box.locator("tbody tr")
+            if not box.locator(".course-diagnosis-search").evaluate(_NAME):
+                problems.append(f"{title}: the search field has no label")
+            first = rows.count()
+            for letter in "zqz":
+                self._press(field, letter)
+            if first < 2 or not self._until(lambda rows=rows: rows.count() == 0):
+                problems.append(f"{title}: {first} rows, and {rows.count()} of them with 'zqz'")
+            for _ in "zqz":
+                self._press(field, "Backspace")
+            if not self._until(lambda rows=rows, first=first: rows.count() == first):
+                problems.append(f"{title}: {rows.count()} rows with nothing typed, {first} before")
         return problems
 
     def _press(self, target: Any, key: str) -> None:

@@ -24,7 +24,7 @@ def test_alive(chapter, open_notebook):
     page = open_notebook(chapter)
     page.run(page.tagged("set-up", "widget", "predict-"))
     assert page.outputs() == []
-    assert page.explorers() + page.predictions() + page.outputs() == []
+    assert page.explorers() + page.incidents() + page.tables() + page.predictions() + page.outputs() == []
     assert page.live_explorers() >= len(page.tagged("widget"))
 
 
@@ -35,4 +35,4 @@ def test_every_cell(chapter, open_notebook):
     """All cells, in order."""
     page = open_notebook(chapter)
     page.run([index for index, cell in enumerate(page.cells) if cell["cell_type"] == "code"])
-    assert page.pictures() + page.explorers() + page.outputs() == []
+    assert page.pictures() + page.explorers() + page.incidents() + page.tables() + page.outputs() == []

@@ -12,7 +12,7 @@ from course_lib.failures import incidents, scoring
 from course_lib.failures.scoring import HEALTHY, par_path, points, restart_minutes, table_order
 from course_lib.failures.simulator import Case, dealt, headline
 
-pytestmark = pytest.mark.usefixtures("catalogue")
+fake = pytest.mark.usefixtures("catalogue")
 ANSWERS = [*KINDS, HEALTHY]
 
 
@@ -27,6 +27,7 @@ def solved(name, *orders, said=None):
     return case.answer(said or name)
 
 
+@fake
 def test_every_answer_is_dealt_once_in_each_row_of_seeds():
     for first in range(0, 60, len(ANSWERS)):
         row = [dealt(seed) for seed in range(first, first + len(ANSWERS))]
@@ -34,6 +35,7 @@ def test_every_answer_is_dealt_once_in_each_row_of_seeds():
     assert len({tuple(dealt(seed) for seed in range(first, first + 6)) for first in range(0, 60, 6)}) > 5
 
 
+@fake
 def test_the_same_seed_is_the_same_case():
     one, two = Case(17), Case(17)
     assert one.dashboards == two.dashboards and one.events == two.events == [(6, "resumed")]
@@ -42,6 +44,7 @@ def test_the_same_seed_is_the_same_case():
     assert len({Case().seed for _ in range(20)}) > 1
 
 
+@fake
 @pytest.mark.parametrize("name", ANSWERS)
 def test_nothing_tells_the_fault_before_the_answer(name):
     case = case_of(name)
@@ -56,6 +59,7 @@ def test_nothing_tells_the_fault_before_the_answer(name):
     assert case.dashboards["loss"][0] == 5
 
 
+@fake
 def test_a_check_costs_once_and_measures_this_run():
     case = case_of("overflow")
     assert case.order("finite").abnormal and case.minutes == 10
@@ -65,6 +69,7 @@ def test_a_check_costs_once_and_measures_this_run():
     assert repr(case) == f"Case(seed={case.seed}, 2 ordered, 15 minutes, open)"
 
 
+@fake
 def test_a_wrong_name_gets_the_nearest():
     case = case_of("hot")
     with pytest.raises(ConfigError, match="no check 'rats'; did you mean 'rates'"):
@@ -78,6 +83,7 @@ def test_a_wrong_name_gets_the_nearest():
     assert case.orders == [] and case.score is None
 
 
+@fake
 def test_an_answer_closes_the_case_and_opens_the_trace():
     case = case_of("doubled")
     case.order("decode")
@@ -97,6 +103,15 @@ def test_an_answer_closes_the_case_and_opens_the_trace():
 # ------------------------------------------------------------------------------------------------------------ the score
 
 
+@fake
+def test_the_tables_path_goes_through_the_row_in_order():
+    assert par_path("overflow") == ("decode", "finite") and par_path("hot") == ("rates",)
+    assert par_path("straggler") == ("ranks",)  # `disk` comes after it
+    assert solved("overflow", "decode", "finite").points == solved("overflow", "finite").points == 100
+    assert par_path(HEALTHY) == tuple(check.name for check in table_order())
+
+
+@fake
 @pytest.mark.parametrize("name", list(KINDS))
 def test_the_tables_own_path_has_all_points(name):
     score = solved(name, *par_path(name))
@@ -104,6 +119,7 @@ def test_the_tables_own_path_has_all_points(name):
     assert score.remarks == ("Every check that you ordered is on the table's path.",)
 
 
+@fake
 def test_a_healthy_run_wants_a_look_into_each_kind():
     assert solved(HEALTHY, "decode", "finite", "rates", "ranks").points == 100
     short = solved(HEALTHY, "decode", "finite", "rates")
@@ -112,12 +128,14 @@ def test_a_healthy_run_wants_a_look_into_each_kind():
     assert solved("hot", "rates", said=HEALTHY).points == 0
 
 
+@fake
 def test_a_guess_is_worth_the_name_alone():
     assert solved("straggler").points == 40
     score = solved("straggler", "disk")
     assert score.points == 40 and not score.shown and "look at ranks" in " ".join(score.remarks)
 
 
+@fake
 def test_minutes_cost_points():
     assert solved("straggler", "ranks").points == 100
     score = solved("straggler", "decode", "order", "finite", "rates", "ranks")
@@ -125,11 +143,13 @@ def test_minutes_cost_points():
     assert "as it turned out" in score.remarks[0]
 
 
+@fake
 def test_a_wrong_name_of_the_right_kind_has_a_few_points():
     assert solved("doubled", "order", said="shifted").points == 20
     assert solved("doubled", "order", said="hot").points == 0
 
 
+@fake
 def test_restarting_first_costs_most():
     """Whatever checks are ordered, and whatever the fault: with a restart it is less, and first of all it is said."""
     assert restart_minutes() == 120 > sum(check.minutes for check in table_order())
@@ -143,6 +163,7 @@ def test_restarting_first_costs_most():
     assert late.points < 45 and "took 120 minutes" in late.remarks[0]
 
 
+@fake
 def test_a_restart_runs_again_and_says_what_came(monkeypatch):
     made = []
     reproduce = scoring.incidents.reproduce
@@ -155,12 +176,14 @@ def test_a_restart_runs_again_and_says_what_came(monkeypatch):
     assert "12 steps: loss from 5.00 to 3.90" in found.text and case.minutes == 120
 
 
+@fake
 def test_checks_out_of_order_are_named():
     score = solved("shifted", "disk", "ranks", "decode")
     assert score.remarks[0] == "Looked at before the likelier suspects of data and mask: look at disk; look at ranks."
     assert score.points == round(40 + 60 * 5 / 50)
 
 
+@fake
 def test_points_never_rise_with_minutes():
     for right, kind, shown in itertools.product((True, False), repeat=3):
         row = [points(right, kind, shown, 20, spent) for spent in range(0, 600, 5)]
@@ -168,17 +191,20 @@ def test_points_never_rise_with_minutes():
     assert points(True, False, True, 20, 10) == points(True, False, True, 20, 20) == 100
 
 
+@fake
 def test_headlines_have_no_nan():
-    assert headline([5, math.nan]) == "2 steps: loss from 5.00 to no finite number nats a token"
+    assert headline([5, math.nan]) == "2 steps: loss 5.00 nats a token at first, and not finite at the end"
     assert headline([math.nan]) == "1 steps, and no loss is finite"
 
 
+@fake
 def test_progress_is_reported():
     seen = []
     Case(0, on_step=lambda *given: seen.append(given))
     assert seen == [(done, 12) for done in range(1, 13)]
 
 
+@fake
 def test_the_table_has_every_check():
     assert {check.name for check in table_order()} == set(CHECKS)
     assert [check.name for check in table_order()][:2] == ["decode", "order"]
@@ -187,10 +213,31 @@ def test_the_table_has_every_check():
 # -------------------------------------------------------------------------------------------------- the real catalogue
 
 
-REAL = incidents.INCIDENTS, incidents.CHECKS, incidents.RESTART_MINUTES
-
-
 def test_a_real_restart_costs_more_than_all_real_checks():
-    _, checks, restart = REAL
-    assert restart > sum(check.minutes for check in checks.values())
+    checks = incidents.CHECKS
+    assert restart_minutes() > sum(check.minutes for check in checks.values())
     assert all(check.minutes > 0 and check.category in incidents.CATEGORIES for check in checks.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 7, 11])
+def test_a_real_case_is_solved_along_the_tables_path(seed):
+    """The checks of the path show the fault in a real run; the trace has a finding of every check, in one line each."""
+    case = Case(seed)
+    truth = dealt(seed)
+    for name in par_path(truth):
+        case.order(name)
+    score = case.answer(truth)
+    assert score.points == 100 and score.shown, (truth, case.orders)
+    trace = case.trace()
+    assert len(trace) == len(incidents.CHECKS) and all("\n" not in order.finding.text for order in trace)
+    if truth == HEALTHY:
+        assert not any(order.finding.abnormal for order in trace)
+
+
+@pytest.mark.slow
+def test_a_real_restart_meets_the_fault_again():
+    """The same seed on the same machine: the losses are the same bits, so the difference is 0."""
+    case = Case(5)
+    found = case.restart()
+    assert found.numbers["largest_difference"] == 0 and found.numbers["steps"] == len(case.dashboards["loss"])
