@@ -6,6 +6,7 @@ the price of the competition, and what the leaking one lacks besides is the pric
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -31,8 +32,9 @@ class AcrossSequences(nn.Module):
 def train_among_strangers(setting: Setting, seed: int = 0) -> nn.Module:
     """The leaking twin's weights, data and schedule; its experts choose among sequences instead of positions."""
     model = moe_gpt(setting.shape, setting.leaking, seed)
+    block: Any
     for block in model.blocks:
-        block.feed_forward = AcrossSequences(block.feed_forward)  # type: ignore[union-attr]
+        block.feed_forward = AcrossSequences(block.feed_forward)
     Trainer(replace(setting.config, seed=seed), model, setting.corpus).run()
     return model.eval()
 
