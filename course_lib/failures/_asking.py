@@ -7,8 +7,10 @@ in float64 where it runs so; what cannot be copied is called as it is. See `Aske
 import copy
 import inspect
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from course_lib.errors import ConfigError, DataError
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "moved", "spread_of"]
 
 Forward = Callable[[Tensor], Any]
 
@@ -47,15 +49,17 @@ class Asked:
         self.notes: list[str] = []
         module = _module(forward)
         self.kind, self.forward, self.buffers = "callable", forward, dict[str, Tensor]()
+        self.make: Callable[[], nn.Module] | None = None
         self.device = tokens.device
         first = None
         if module is not None:
             first = self._take_copy(module, tokens)
         if first is None:
-            first = self._listen(tokens)
+            self._listen(tokens)
+            first = self(tokens)
         again = self(tokens)
-        if not torch.equal(first, again) and isinstance(self.forward, nn.Module) and self.kind != "module":
-            self.fresh = True  # it keeps something from call to call: a new copy each time
+        if self.make is not None and float(moved(first, again).max()) > 1000 * self.eps * spread_of(first):
+            self.fresh = True  # more than sums in another order: it keeps something from call to call
             first, again = self(tokens), self(tokens)
             self.notes.append("from a fresh copy for each call, for it remembers the last one")
         self.first = first
@@ -66,24 +70,21 @@ class Asked:
 
     def _take_copy(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
         """Settle on the best copy that answers; its answer. None: there is no copy."""
-        self.buffers = {}
         for kind in ("float64", "own"):
+            if kind == "float64" and tokens.device.type == "mps":  # which has no float64
+                self.device = torch.device("cpu")
+            self.kind, self.make = kind, partial(_copied, module, self.device, kind == "float64")
             try:
-                made = _copied(module)
-                if kind == "float64":
-                    if tokens.device.type == "mps":  # has no float64
-                        self.device = torch.device("cpu")
-                    made = made.to(self.device).double()
-                self.kind, self.forward = kind, made
+                self.forward = self.make()
                 first = self._listen(tokens)
-            except Exception:  # what a model raises for float64, or for being copied, is its own affair
+            except Exception:  # what a model raises at float64, or at being copied, is its own affair
                 self.device = tokens.device
                 continue
             mode = "training" if module.training else "evaluation"
             self.notes.append(f"on a {'float64 ' if kind == 'float64' else ''}copy in {mode} mode")
             return first
-        self.kind, self.forward = "module", module
-        self.buffers = {name: buffer for name, buffer in module.named_buffers()}
+        self.kind, self.forward, self.make = "module", module, None
+        self.buffers = dict(module.named_buffers())
         self.notes.append("on the module itself, for it cannot be copied")
         return None
 
@@ -104,7 +105,7 @@ class Asked:
         return self._answer(tokens)
 
     def _answer(self, tokens: Tensor, listening: TorchDispatchMode | None = None) -> Tensor:
-        forward = _copied(self.forward) if self.fresh and isinstance(self.forward, nn.Module) else self.forward
+        forward = self.make() if self.fresh and self.make is not None else self.forward
         kept = {name: buffer.clone() for name, buffer in self.buffers.items()}
         quiet = _NoDropout()
         with ExitStack() as around:
@@ -113,6 +114,8 @@ class Asked:
             around.enter_context(quiet)
             if self.kind == "float64":  # where the caller's autocast has no business
                 around.enter_context(torch.autocast(self.device.type, enabled=False))
+            if (self.make or listening) and "torch._dynamo" in sys.modules:  # compiled parts would be compiled anew
+                around.enter_context(torch.compiler.set_stance("force_eager"))
             if listening is not None:
                 around.enter_context(listening)
             out = forward(tokens.to(self.device).clone())
@@ -128,6 +131,13 @@ class Asked:
 def moved(a: Tensor, b: Tensor) -> Tensor:
     """(..., V), (..., V) -> (...): the largest difference of two rows of logits. Infinities that are equal are none."""
     return torch.where(a == b, 0.0, (a - b).abs()).amax(-1)
+
+
+def spread_of(logits: Tensor) -> float:
+    """The largest standard deviation of a vocabulary entry over rows and positions; infinite ones are left out."""
+    rows = logits.flatten(0, 1)
+    rows = rows[:, rows.isfinite().all(0)]
+    return float(rows.std(0).max()) if rows.shape[1] else 0.0
 
 
 def _logits(out: Any, tokens: Tensor) -> Tensor:
@@ -157,7 +167,7 @@ def _module(forward: object) -> nn.Module | None:
     return forward if isinstance(forward, nn.Module) else None
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def _copied(module: nn.Module, device: torch.device, double: bool) -> nn.Module:
     """A deep copy. Tensors that a last forward left on the modules are copied without their graph."""
     memo = {
         id(value): value.detach().clone()
@@ -165,7 +175,8 @@ def _copied(module: nn.Module) -> nn.Module:
         for value in vars(one).values()
         if isinstance(value, Tensor) and not value.is_leaf
     }
-    return copy.deepcopy(module, memo)
+    made = copy.deepcopy(module, memo)
+    return made.to(device).double() if double else made
 
 
 @contextmanager

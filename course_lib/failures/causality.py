@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from course_lib.config import stream_seed
 from course_lib.errors import ConfigError
-from course_lib.failures._asking import Asked, moved
+from course_lib.failures._asking import Asked, moved, spread_of
 from course_lib.failures._changes import Change, Changes
 
 __all__ = ["LeakReport", "Seen", "leak_matrix", "probe"]
@@ -161,7 +161,8 @@ class _Probe:
 
     def report(self) -> LeakReport:
         changes, rows = self.changes, torch.randperm(self.B, generator=self.changes.generator).tolist()
-        spread = _spread(torch.cat([self.asked.first, self.answer(changes.anything())]))
+        other = self.answer(changes.anything())
+        spread, answers = spread_of(torch.cat([self.asked.first, other])), bool(moved(other, self.asked.first).any())
         later = [changes.later(trial) for trial in range(self.trials)]  # in every sequence at once
         together = [self.past(change) for change in later]
         others = rows[: max(2, self.trials // 2)] if self.B > 1 else []
@@ -183,7 +184,7 @@ class _Probe:
             trials=self.trials,
             bar=bars.within,
             spread=spread,
-            how=self._how(spread, bars.within),
+            how=self._how(spread, bars.within, answers),
         )
 
     def _alone(
@@ -220,15 +221,15 @@ class _Probe:
 
     def _bars(self, spread: float, within: float, across: float, between: float) -> "_Bars":
         """The smallest moves that count. One kind of change is the other's measure of noise, where it is small."""
-        if self.asked.exact:
-            return _Bars(*[ROUNDING * spread] * 3)
-        eps, repeats = self.asked.eps, self.asked.repeats
-        ends = min(NOISE_ENDS * eps, 0.1) * spread
+        eps, repeats, exact = self.asked.eps, self.asked.repeats, self.asked.exact
+        ends = (ROUNDING if exact else min(NOISE_ENDS * eps, 0.1)) * spread
         if repeats > ends:
             raise ConfigError(
                 f"the same tokens are answered differently from call to call (by {repeats:.2g}): it remembers, or "
                 "draws from a generator of its own; pass a callable that starts anew each time"
             )
+        if exact:
+            return _Bars(ends, ends, ends)
         swapped = 0.0
         if self.B > 1:
             order = torch.arange(self.B).roll(1)
@@ -242,7 +243,7 @@ class _Probe:
 
         return _Bars(bar(across), bar(within), bar(within, across))
 
-    def _how(self, spread: float, bar: float) -> str:
+    def _how(self, spread: float, bar: float, answers: bool) -> str:
         asked = self.asked
         parts = ["Decided " + ", ".join(asked.notes or ["on the callable as it is"])]
         if not asked.exact:
@@ -252,7 +253,7 @@ class _Probe:
             parts.append("a random second sequence lay beside the one given")
         elif self.B == 1:
             parts.append("nothing was tried across the batch: it takes one sequence only")
-        if spread == 0:
+        if not answers:
             parts.append("but these logits depend on no token at all, so nothing could be seen")
         return "; ".join(parts) + "."
 
@@ -265,10 +266,3 @@ class _Bars(NamedTuple):
 
 def _top(moves: list[Tensor]) -> float:
     return max((float(one.max()) for one in moves if one.numel()), default=0.0)
-
-
-def _spread(logits: Tensor) -> float:
-    """The largest standard deviation of a vocabulary entry over rows and positions; infinite ones are left out."""
-    rows = logits.flatten(0, 1)
-    rows = rows[:, rows.isfinite().all(0)]
-    return float(rows.std(0).max()) if rows.shape[1] else 0.0

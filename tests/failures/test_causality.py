@@ -238,6 +238,14 @@ def test_answers_in_all_their_forms(wrap: Any) -> None:
     assert probe(lambda tokens: wrap(leaking(tokens)), TOKENS, V).leaks
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_parts_are_asked_uncompiled() -> None:
+    model = gpt(parts.attend(off_by_one))
+    model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
+    assert "float64 copy in training mode; moves" in (report := probe(model, TOKENS, V)).how and report.leaks
+    assert probe(torch.compile(gpt(), backend="eager"), TOKENS, V).clean
+
+
 def test_a_method_and_a_compiled_model_are_the_module_behind_them() -> None:
     model = gpt()
     for forward in (model.forward, SimpleNamespace(_orig_mod=model)):
@@ -295,6 +303,20 @@ def draws(tokens: Tensor, generator: torch.Generator = torch.Generator()) -> Ten
         (lambda tokens: gpt()(tokens) * math.nan, TOKENS, {}, DataError, "sequence 0, position 0 are NaN"),
         (Called(lambda model, tokens: model(tokens) * math.nan), TOKENS, {}, DataError, "position 0 are NaN"),
         (draws, TOKENS, {}, ConfigError, "answered differently from call to call"),
+        (
+            Called(lambda model, tokens: draws(tokens)),
+            TOKENS,
+            {},
+            ConfigError,
+            "answered differently from call to call",
+        ),
+        (
+            Called(lambda model, tokens: model(tokens) + draws(tokens).double()),
+            TOKENS,
+            {},
+            ConfigError,
+            "answered differently from call to call",
+        ),
     ],
 )
 def test_bad_input_gets_one_line(forward: Any, tokens: Any, more: dict, error: type, said: str) -> None:
