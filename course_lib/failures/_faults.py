@@ -112,6 +112,7 @@ def without_masters(trainer: Trainer, _: Text) -> None:
         optimizer()
         trainer.masters.refresh()
 
+    trainer.masters.refresh()
     trainer.parts.optimizer = rounded
 
 

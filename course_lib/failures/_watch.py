@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,9 @@ class Watch:
                 module.register_forward_hook(self._hook)
         parts.batch, parts.forward, parts.optimizer = watched_batch, watched_forward, watched_optimizer
 
-    def _hook(self, _: nn.Module, __: Any, output: Tensor) -> None:
+    def _hook(self, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if self.trainer.model.training:
+            self._size(inputs[0])
             self.see(output)
 
     def _compare(self, before: list[Tensor]) -> None:
@@ -73,9 +75,12 @@ class Watch:
 
     def see(self, output: Tensor) -> None:
         """The largest value of an activation, and that it lives."""
-        size = float(output.detach().abs().amax())
-        self.largest = self.largest if size <= self.largest else size  # NaN too
+        self._size(output)
         self.storages.append(weakref.ref(output.untyped_storage()))
+
+    def _size(self, values: Tensor) -> None:
+        sizes = values.detach().nan_to_num(0.0, math.inf, -math.inf).abs()
+        self.largest = max(self.largest, float(sizes.amax()))
 
     def put(self, **numbers: float) -> None:
         """Add a number to each of these series."""
@@ -90,7 +95,7 @@ class Watch:
         self.run.batches.append(self.micro)
         scale = 1.0 if record.scale is None else record.scale
         self.put(loss=record.loss, grad_norm=record.grad_norm, lr=record.lr, tokens=float(record.tokens))
-        self.put(scale=scale, skipped=float(record.skipped), activation=self.largest)
+        self.put(scale=scale, skipped=float(record.skipped), activation=self.largest or math.nan)
         self.put(update_ratio=self.update, memory_bytes=float(self.live_bytes()), step_seconds=record.seconds)
         self.put(checksum_0=checksum(self.trainer.model))
         notes = {"loader_seconds": self.loading, "moved": self.moved, "farthest": self.farthest}
