@@ -60,6 +60,7 @@ CURES = {
 }
 """Ways out, and what each does."""
 DOCUMENTS = 3_000  # enough for 170 batches, each document once
+HELD_OUT = 24  # documents that are scored after each pass
 CLOSE = 0.02  # nats: at most so far above the twin counts as recovered
 
 
@@ -174,7 +175,7 @@ class _Run:
                 forget(self.trainer)
             self.batches.append(step + self.shift)
             self.norms.append(training_step(self.parts, step).grad_norm)
-            self.val_losses.append(held_out_loss(self.trainer, self.source))
+            self.val_losses.append(held_out_loss(self.trainer, self.source, HELD_OUT))
 
 
 def forget(trainer: Trainer) -> None:
@@ -273,7 +274,7 @@ def replay(cause: str = "garbage", seed: int = 0) -> dict[str, float]:
 
 
 def _rise(run: _Run, cause: str) -> float:
-    before = held_out_loss(run.trainer, run.source)
+    before = held_out_loss(run.trainer, run.source, HELD_OUT)
     run.cause, run.shift = cause, STRUCK - run.trainer.step
     run.steps(BURST)
     return max(run.val_losses[-BURST:]) - before

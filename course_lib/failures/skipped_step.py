@@ -194,9 +194,9 @@ class _Run:
 
 
 @torch.no_grad()
-def held_out_loss(trainer: Trainer, source: Text) -> float:
-    """Mean loss of the held-out documents, nats a token."""
-    inputs, targets = (torch.from_numpy(np.ascontiguousarray(part)) for part in source.held_out)
+def held_out_loss(trainer: Trainer, source: Text, documents: int | None = None) -> float:
+    """Mean loss of the held-out documents (None: all), nats a token."""
+    inputs, targets = (torch.from_numpy(np.ascontiguousarray(part[:documents])) for part in source.held_out)
     trainer.model.eval()
     logits = trainer.model(inputs)
     trainer.model.train()

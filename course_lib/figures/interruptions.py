@@ -37,7 +37,7 @@ def causes(
     ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
     ax.tick_params(axis="y", labelsize=9.5, labelcolor=COLORS["ink"])
     ax.set_ylim(len(rows) - 0.4, -0.6)
-    ax.set_xlim(0, 1.45 * max(count for _, count, _, _ in rows))
+    ax.set_xlim(0, 1.65 * max(count for _, count, _, _ in rows))
     ax.grid(False, axis="y")
     ax.set_xlabel("interruptions; blue: hardware, confirmed or suspected")
     if row:
@@ -68,17 +68,18 @@ def rates(
         size=9.5,
         color=COLORS["muted"],
     )
-    for place, (count, value, how, name) in enumerate(points):
+    for count, value, how, name in points:
         hollow = how == "projected"
         color = COLORS["vermilion"] if hollow else COLORS["blue"]
         ax.plot(count, value, "o", markersize=9, color=color, markerfacecolor="none" if hollow else color)
-        above = place % 2 == 0
+        below = any(other > value and 1 / 3 < near / count < 3 for near, other, *_ in points)
+        left = below or count > 100_000  # the line falls from left to right: under it at the left, over it at the right
         ax.annotate(
             f"{name}: {_hours(value)}",
             (count, value),
-            xytext=(-9 if count > 10_000 else 9, 9 if above else -12),
+            xytext=(-9 if left else 9, -12 if below else 9),
             textcoords="offset points",
-            ha="right" if count > 10_000 and not above else "left" if count < 10_000 else "right",
+            ha="right" if left else "left",
             size=9.5,
             color=ink(color),
         )
