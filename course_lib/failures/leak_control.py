@@ -48,5 +48,5 @@ def over_seeds(seeds: int = 10, report: Callable[[str], None] = print) -> list[d
         losses = losses_together(train_among_strangers(setting, seed), inputs, targets)
         row = {"strangers": float(losses.mean()), "strangers, last of four": float(losses[3::4].mean())}
         report(f"seed {seed}: " + ", ".join(f"{key} {value:.3f}" for key, value in row.items()))
-        found.append({key: round(value, 4) for key, value in row.items()})
+        found.append({key: round(value, 3) for key, value in row.items()})
     return found

@@ -227,5 +227,5 @@ def over_seeds(seeds: int = 10, report: Callable[[str], None] = print) -> list[d
             texts = continuations(writers[name], inputs, setting.corpus, seed=seed)
             row[f"words, {name}"] = known_words(texts, setting.corpus)
         report(f"seed {seed}: " + ", ".join(f"{key} {value:.3f}" for key, value in row.items()))
-        found.append({key: round(value, 4) for key, value in row.items()})
+        found.append({key: round(value, 3) for key, value in row.items()})
     return found
