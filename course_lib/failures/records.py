@@ -34,6 +34,9 @@ class Record:
 
 
 RECORDS: dict[str, Record] = {
+    "policy_task": Record(
+        "course_lib.failures.policy_task:recorded", sources=("failures/policy_task.py", "failures/offpolicy.py")
+    ),
     "ruined": Record("course_lib.failures.ruined:recorded", sources=("failures/ruined.py",)),
     "leak_control": Record(
         "course_lib.failures.leak_control:over_seeds",

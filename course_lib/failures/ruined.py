@@ -122,7 +122,7 @@ class _Optimizer:
             p.copy_(kept.value)
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for p, kept in zip(self.params, self.gradients, strict=True):
             assert p.grad is not None
             self._add("gradients", kept, p.grad)
