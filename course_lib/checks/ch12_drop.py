@@ -29,7 +29,7 @@ def _drop(gates: np.ndarray, case: Case, rule: str = "") -> np.ndarray:
             came = gates[b, t] != 0
             kept = np.zeros(E, dtype=bool)
             for e in np.flatnonzero(came):
-                queue = 0 if rule == "experts-share-the-places" else e
+                queue = 0 if rule == "experts-share-the-places" else int(e)
                 room = taken[row, queue] < _places(t + (b * T if row != b else 0), case, rule, T)
                 kept[e] = room
                 taken[row, queue] += room or rule == "who-is-dropped-takes-a-place"

@@ -113,8 +113,7 @@ def probe_judge(case: Case, returned: Any) -> Wrong | None:
             return Wrong(f'{many}{number[name]}, "future": {text}', rule)
     noisy = [name for name in ("dropout", "rounding") if said[name][1] and not said["plain"][1]]
     if noisy:
-        text, rule = ALARMS[noisy[0]]
-        return Wrong(f'{many}{number[noisy[0]]}, "batch": {text}', rule)
+        return Wrong(f'{many}{number[noisy[0]]}, "batch": {ALARMS[noisy[0]][0]}', ALARMS[noisy[0]][1])
     for name in KINDS:
         if said[name][1] and not KINDS[name][1]:
             text = "its sequences do not see each other. Which rows may move when you change one?"

@@ -1,0 +1,205 @@
+"""Check 13.6: the learner's test of a summing kernel, tried on right kernels of unlike bits, and on wrong ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
+
+__all__ = ["KERNEL", "RIGHT", "WRONG", "kernel_of"]
+
+Array = np.ndarray[Any, Any]
+LARGE = 4096
+
+
+def _blocks(x: Array, block: int) -> list[Array]:
+    return [x[i : i + block] for i in range(0, len(x), block)]
+
+
+def _in_order(x: Array) -> np.float32:
+    return np.float32(np.add.accumulate(x, dtype=np.float32)[-1]) if len(x) else np.float32(0)
+
+
+def _pairs(x: Array) -> np.float32:
+    while len(x) > 1:
+        x = np.append(x, np.float32(0)) if len(x) % 2 else x
+        x = x[0::2] + x[1::2]
+    return np.float32(x[0])
+
+
+def _by_block(x: Array, block: int) -> np.float32:
+    return _in_order(np.array([_pairs(part) for part in _blocks(x, block)], dtype=np.float32))
+
+
+def _lanes(x: Array, block: int) -> np.float32:
+    """As many running sums as a block has places, each of every block's own place; added up in the end."""
+    padded = np.zeros(-(-len(x) // block) * block, dtype=np.float32)
+    padded[: len(x)] = x
+    return _in_order(np.add.accumulate(padded.reshape(-1, block), axis=0, dtype=np.float32)[-1])
+
+
+def _tail_missing(x: Array, block: int) -> np.float32:
+    return _by_block(x[: len(x) - len(x) % block], block)
+
+
+def _tail_short(x: Array, block: int) -> np.float32:
+    return _by_block(x[:-1] if len(x) % block else x, block)
+
+
+def _edge_twice(x: Array, block: int) -> np.float32:
+    return np.float32(_by_block(x, block) + (x[block] if len(x) > block else np.float32(0)))
+
+
+def _stale(x: Array, block: int) -> np.float32:
+    """The tail block is not masked: behind the end it adds what the block before had there."""
+    rest = len(x) % block
+    if not rest or len(x) < block:
+        return _by_block(x, block)
+    return _by_block(np.append(x, x[len(x) - block : len(x) - rest]), block)
+
+
+def _half_partials(x: Array, block: int) -> np.float32:
+    with np.errstate(over="ignore"):
+        return _in_order(np.array([_pairs(part) for part in _blocks(x, block)]).astype(np.float16).astype(np.float32))
+
+
+def _bf16_result(x: Array, block: int) -> np.float32:
+    bits = np.array([_by_block(x, block)], dtype=np.float32).view(np.uint32)
+    return np.float32((bits & np.uint32(0xFFFF0000)).view(np.float32)[0])
+
+
+def _index_ends(x: Array, block: int) -> np.float32:
+    return _by_block(x[:LARGE], block)
+
+
+def _no_nan(x: Array, block: int) -> np.float32:
+    return _by_block(np.where(np.isnan(x), np.float32(0), x), block)
+
+
+def _no_sign(x: Array, block: int) -> np.float32:
+    """A block whose sum is below 0 counts as 0, as after a maximum that began at 0."""
+    return _in_order(np.array([max(_pairs(part), np.float32(0)) for part in _blocks(x, block)], dtype=np.float32))
+
+
+RIGHT: dict[str, Callable[[Array, int], np.float32]] = {
+    "in order": lambda x, block: _in_order(x),
+    "backwards": lambda x, block: _in_order(x[::-1]),
+    "in pairs": lambda x, block: _pairs(x),
+    "by block": _by_block,
+    "lanes": _lanes,
+}
+WRONG: dict[str, Callable[[Array, int], np.float32]] = {
+    "tail missing": _tail_missing,
+    "tail short": _tail_short,
+    "edge twice": _edge_twice,
+    "stale": _stale,
+    "half partials": _half_partials,
+    "bf16 result": _bf16_result,
+    "index ends": _index_ends,
+    "no nan": _no_nan,
+    "no sign": _no_sign,
+}
+HINTS = {
+    "tail missing": (
+        "it leaves out what is left over after the last whole block. Which sizes did you try?",
+        "round-sizes-will-do",
+    ),
+    "stale": (
+        "its last block reads what it should not, when it is not a whole one. Which sizes?",
+        "round-sizes-will-do",
+    ),
+    "index ends": ("it stops reading after some thousands. Which sizes did you try?", "small-stands-for-large"),
+    "no nan": ("it hides a NaN. What did you ask of it?", "numbers-are-numbers"),
+    "no sign": ("some of its partial sums have the wrong sign. Which numbers did you try?", "positive-stands-for-all"),
+    "tail short": (
+        "it leaves out one number, with some sizes. How large is that, by the error that you allow?",
+        "close-is-right",
+    ),
+    "edge twice": ("it adds one number twice. How large is that, by the error that you allow?", "close-is-right"),
+    "half partials": (
+        "its partial sums are FP16. Which error do you allow, and which would FP32 make?",
+        "close-is-right",
+    ),
+    "bf16 result": ("it has BF16 in it. Which error do you allow, and which would FP32 make?", "close-is-right"),
+}
+
+
+def kernel_of(name: str, block: int) -> Callable[[Any], float]:
+    """The kernel as a learner's test gets it."""
+    made = {**RIGHT, **WRONG}[name]
+
+    def kernel(x: Any) -> float:
+        if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.ndim != 1 or not 1 <= len(x) <= 100_000:
+            got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            raise ValueError(f"a kernel takes a float32 array of one dimension, 1 to 100,000 numbers; yours was {got}")
+        return float(made(x.copy(), block))
+
+    return kernel
+
+
+def kernel_cases(seed: int) -> list[Case]:
+    """All kernels twice, with blocks of a power of two and of any size, in an order that the seed draws."""
+    rng = np.random.default_rng([seed, 1306])
+
+    def case(name: str, sizes: list[int]) -> Case:
+        names = [str(one) for one in rng.permutation([*RIGHT, *WRONG])]
+        return {"name": name, "kernels": [[one, int(rng.choice(sizes))] for one in names]}
+
+    return [
+        case("fourteen kernels, blocks of 64, 128 or 256", [64, 128, 256]),
+        case("fourteen others, blocks of any size", [*range(33, 60), *range(70, 120)]),
+    ]
+
+
+def kernel_run(answer: Callable[..., Any], case: Case) -> list[bool]:
+    found = []
+    for name, block in case["kernels"]:
+        said = answer(kernel_of(name, block))
+        said = said.item() if getattr(said, "ndim", None) == 0 and hasattr(said, "item") else said
+        if not isinstance(said, bool):
+            what = "nothing came back" if said is None else f"yours returned {kind(said)}"
+            raise WrongForm(f"accepts returns True or False; {what}")
+        found.append(said)
+    return found
+
+
+def kernel_judge(case: Case, returned: Any) -> Wrong | None:
+    """Exact. Right kernels are off by less than n x 2^-24 of the sum of the sizes; of each wrong one there are inputs
+    within the text's rules where it is off by ten times that and more."""
+    said = {name: bool(ok) for (name, _), ok in zip(case["kernels"], returned, strict=True)}
+    number = {name: f"kernel {place} of {len(said)}" for place, (name, _) in enumerate(case["kernels"], start=1)}
+    refused = [name for name in RIGHT if not said[name]]
+    accepted = [name for name in WRONG if said[name]]
+    if not refused and not accepted:
+        return None
+    many = f"{len(refused) + len(accepted)} of {len(said)} kernels wrong. "
+    if refused:
+        if not any(said.values()):
+            return Wrong(f"{many}Your test accepts none. Which error is no error?", "only-one-order-is-right")
+        text = "is right, and your test refuses it. It adds in another order: how large may its error be?"
+        return Wrong(f"{many}{number[refused[0]].capitalize()} {text}", "only-one-order-is-right")
+    name = next(name for name in HINTS if name in accepted)
+    text, rule = HINTS[name]
+    if len(accepted) == len(WRONG):
+        rule = "what-runs-is-right"
+    return Wrong(f"{many}{number[name].capitalize()} is wrong, and your test accepts it: {text}", rule)
+
+
+KERNEL = Exercise(
+    id="kernel-test",
+    title="A test that finds the bug",
+    cases=kernel_cases,
+    run=kernel_run,
+    judge=kernel_judge,
+    forbidden=("course_lib.failures",),
+    misconceptions={
+        "only-one-order-is-right": "a right kernel has the bits of the reference",
+        "round-sizes-will-do": "a kernel that is right with a power of two is right",
+        "small-stands-for-large": "a kernel that is right with a few numbers is right with many",
+        "numbers-are-numbers": "NaN is no input",
+        "positive-stands-for-all": "positive numbers show all that there is",
+        "close-is-right": "an error of a few per mille is rounding",
+        "what-runs-is-right": "one input is a test",
+    },
+)

@@ -1,0 +1,358 @@
+"""Stated answers of chapter 13: each `wrong_*` must fail with its misconception, each `right_*` must pass."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import torch
+from mutants import right, wrong
+
+from course_lib.checks.ch13_cure import BITS, cure
+from course_lib.checks.ch13_trace import trace
+
+# 13.1 where a sum stops
+
+
+def _up(addend):
+    """The addend, up to a power of two."""
+    return 2.0 ** math.ceil(math.log2(addend) - 1e-12)
+
+
+def _stops(misconception=None, says="", answer=None):
+    return wrong("where-it-stops", misconception, says=says, answer=answer)
+
+
+wrong_ties_up = _stops(
+    "ties-go-up", answer=lambda a, m: 2.0 ** (m + 1) * _up(a) * (2 if math.frexp(a)[0] == 0.5 else 1)
+)
+wrong_multiple = _stops("the-stop-is-a-multiple", answer=lambda a, m: 2 ** (m + 1) * a)
+wrong_hidden_bit = _stops("forgets-the-hidden-bit", answer=lambda a, m: 2.0**m * _up(a))
+wrong_any_addend = _stops("ones-stand-for-all", answer=lambda a, m: 2.0 ** (m + 1))
+wrong_too_far = _stops("only-under-a-quarter", answer=lambda a, m: 2.0 ** (m + 3) * _up(a))
+wrong_next_power = _stops(
+    "half-of-a-spacing-still-counts",
+    answer=lambda a, m: 2.0 ** (m + 1) * _up(a) * (1 if math.frexp(a)[0] == 0.5 else 2),
+)
+wrong_rounded_addend = _stops(
+    "forgets-the-hidden-bit", answer=lambda a, m: 2.0 ** (m + 1) * 2.0 ** math.floor(math.log2(a))
+)
+wrong_in_bits = _stops(says="how far apart are the values", answer=lambda a, m: m + 1)
+wrong_stop_nothing = _stops(says="nothing came back", answer=lambda a, m: None)
+wrong_stop_text = _stops(says="a number is wanted", answer=lambda a, m: "2048")
+
+
+@wrong("where-it-stops", says="does this exercise's work")
+def wrong_asks_the_library(addend, bits):
+    from course_lib.failures.bias import stops_at
+
+    return stops_at(addend, {10: "fp16", 7: "bf16", 3: "fp8_e4m3", 23: "fp32"}[bits])
+
+
+@right("where-it-stops")
+def right_climbs(addend, bits):
+    """Power by power, with exact halves of spacings."""
+    at = 1.0
+    while at / 2 >= addend:
+        at /= 2
+    while at < addend:
+        at *= 2
+    while at / 2 ** (bits + 1) < addend:
+        at *= 2
+    return at
+
+
+@right("where-it-stops")
+def right_by_trying(addend, bits):
+    """The first power of two that rounds back to itself with the addend, in fractions; a numpy number is fine."""
+    power = -40
+    while True:
+        spacing = Fraction(2) ** (power - bits)
+        if round(Fraction(addend) / spacing) == 0 and Fraction(2) ** power >= Fraction(addend):  # ties to even
+            return np.float64(2.0**power)
+        power += 1
+
+
+# 13.2 bias or variance
+
+
+def _trace(variant, choice=None, evidence=None):
+    run = trace(variant)
+    value = run["evidence"] if evidence is None else evidence
+    return {"variant": variant, "choice": choice or run["choice"], "evidence": value}
+
+
+def _told(misconception=None, says="", answer=None):
+    return wrong("bias-or-variance", misconception, says=says, answer=answer)
+
+
+def _last(variant):
+    run = trace(variant)
+    return abs(float(run["mean"][-1])), float(run["spread"][-1])
+
+
+MEAN, STD = _last(0)
+wrong_no_bias = _told("less-than-the-noise-is-no-bias", answer=_trace(0, "A", 99))
+wrong_sign_is_bias = _told("a-mean-that-is-not-0-is-a-bias", answer=_trace(1, "B", 99))
+wrong_no_snowball = _told("bias-is-always-linear", answer=_trace(3, "B", 99))
+wrong_snowball = _told("growth-is-a-snowball", answer=_trace(4, "C", 99))
+wrong_noise_snowball = _told("growth-is-a-snowball", answer=_trace(1, "C", 99))
+wrong_never_forgets = _told("errors-always-add-up", answer=_trace(2, "B", 99))
+wrong_forgets = _told("what-is-small-settles", answer=_trace(0, "D", 99))
+wrong_all_doubles = _told("errors-always-add-up", answer=_trace(0, evidence=2 * math.hypot(MEAN, STD)))
+wrong_all_by_root = _told("noise-is-all", answer=_trace(0, evidence=math.sqrt(2) * math.hypot(MEAN, STD)))
+wrong_same = _told("nothing-grows", answer=_trace(0, evidence=math.hypot(MEAN, STD)))
+wrong_only_bias = _told("bias-is-all", answer=_trace(0, evidence=2 * MEAN))
+wrong_only_noise = _told("bias-does-not-matter", answer=_trace(0, evidence=math.sqrt(2) * STD))
+wrong_sum = _told("they-add-up", answer=_trace(0, evidence=2 * MEAN + math.sqrt(2) * STD))
+wrong_linear_feedback = _told(
+    "bias-is-always-linear", answer=_trace(3, evidence=math.hypot(2 * _last(3)[0], math.sqrt(2) * _last(3)[1]))
+)
+wrong_trace_half = _told(
+    "what-is-small-settles", says="the evidence is right, the choice is not", answer=_trace(0, "D")
+)
+wrong_trace_empty = _told(says="`evidence` is still empty", answer=_trace(0) | {"evidence": None})
+wrong_trace_letter = _told(says="one letter", answer=_trace(0) | {"choice": "bias"})
+
+right_variance = right("bias-or-variance", answer=_trace(1, evidence=math.sqrt(2) * _last(1)[1]))
+right_forgotten = right("bias-or-variance", answer=_trace(2))
+right_feedback = right("bias-or-variance", answer=_trace(3, evidence=trace(3)["evidence"] * 1.05))
+right_loud_bias = right("bias-or-variance", answer=_trace(4) | {"choice": "b"})
+right_from_all_rows = right("bias-or-variance", answer=_trace(6, evidence=trace(6)["evidence"] * 0.98))
+
+# 13.3 choose the cure
+
+
+def _cure(variant, choice=None, evidence=None):
+    run = cure(variant)
+    value = run["evidence"] if evidence is None else evidence
+    return {"variant": variant, "choice": choice or run["choice"], "evidence": value}
+
+
+def _chose(misconception=None, says="", answer=None):
+    return wrong("choose-the-cure", misconception, says=says, answer=answer)
+
+
+def _lost(variant, stop):
+    run = cure(variant)
+    end = run["start"] + run["n"] * run["a"]
+    return 100 * (end - min(end, max(run["start"], stop))) / end
+
+
+wrong_plain = _chose("small-addends-make-small-errors", answer=_cure(0, "A", 1.0))
+wrong_by_chance = _chose("unbiased-is-exact", answer=_cure(0, "B", 1.0))
+wrong_master = _chose("wider-is-the-cure", answer=_cure(0, "D", 1.0))
+wrong_fp32_for_chance = _chose("wider-is-the-cure", answer=_cure(1, "D", 1.0))
+wrong_kahan_for_chance = _chose("the-surest-is-the-best", answer=_cure(1, "C", 1.0))
+wrong_pairs_in_time = _chose("any-order-is-possible", answer=_cure(0, "E", 1.0))
+wrong_kahan_for_fp32 = _chose("memory-is-the-only-cost", answer=_cure(2, "C", 1.0))
+wrong_chance_for_pairs = _chose("memory-is-the-only-cost", answer=_cure(3, "B", 1.0))
+wrong_cure_for_health = _chose("wider-is-the-cure", answer=_cure(4, "D", 1.0))
+wrong_reached = _chose("what-is-reached-is-the-error", answer=_cure(0, evidence=100 - cure(0)["evidence"]))
+wrong_of_what_came_out = _chose(
+    "per-cent-of-the-wrong-sum", answer=_cure(1, evidence=100 * cure(1)["evidence"] / (100 - cure(1)["evidence"]))
+)
+wrong_half_stop = _chose(
+    "forgets-the-hidden-bit", answer=_cure(1, evidence=_lost(1, 2 ** BITS[cure(1)["format"]] * cure(1)["a"]))
+)
+wrong_none_lost = _chose("nothing-is-lost", answer=_cure(2, evidence=0.0))
+wrong_cure_share = _chose(says="in per cent", answer=_cure(0, evidence=cure(0)["evidence"] / 100))
+wrong_cure_half = _chose("wider-is-the-cure", says="the evidence is right, the choice is not", answer=_cure(0, "D"))
+wrong_cure_empty = _chose(says="`choice` is still empty", answer=_cure(0) | {"choice": None})
+
+right_by_chance = right("choose-the-cure", answer=_cure(1))
+right_fp32 = right("choose-the-cure", answer=_cure(2, evidence=round(cure(2)["evidence"], 1)))
+right_pairs = right("choose-the-cure", answer=_cure(3))
+right_no_cure = right("choose-the-cure", answer=_cure(4) | {"evidence": 0})
+right_kahan_again = right("choose-the-cure", answer=_cure(5) | {"choice": "c"})
+right_later = right("choose-the-cure", answer=_cure(7))
+
+# 13.4 an update that is not lost
+
+
+def _kahan(misconception=None, says="", answer=None):
+    return wrong("kahan-step", misconception, says=says, answer=answer)
+
+
+wrong_plain_sum = _kahan("what-is-lost-is-not-kept", answer=lambda w, lost, u: (w + u, lost))
+wrong_kept_unused = _kahan("forgets-what-was-lost", answer=lambda w, lost, u: (w + u, ((w + u) - w) - u))
+wrong_sign = _kahan("adds-what-was-lost-twice", answer=lambda w, lost, u: _add(w, u + lost))
+wrong_update_alone = _kahan(
+    "the-update-not-what-was-added", answer=lambda w, lost, u: (w + (u - lost), ((w + (u - lost)) - w) - u)
+)
+wrong_adds_losses = _kahan(
+    "adds-up-what-was-lost", answer=lambda w, lost, u: (_add(w, u - lost)[0], lost + _add(w, u - lost)[1])
+)
+wrong_subtracts = _kahan("takes-the-update-away", answer=lambda w, lost, u: _add(w, -u - lost))
+wrong_simplified = _kahan("what-is-lost-is-not-kept", answer=lambda w, lost, u: (w + (u - lost), torch.zeros_like(u)))
+wrong_wider = _kahan(says="does this exercise's work", answer=lambda w, lost, u: (w.float() + u).bfloat16())
+wrong_only_weight = _kahan(says="step returns a pair", answer=lambda w, lost, u: w + u)
+wrong_fp32_lost = _kahan(says="is BF16", answer=lambda w, lost, u: (w, lost * torch.ones(()).new_zeros(12)))
+wrong_kahan_nothing = _kahan(says="nothing came", answer=lambda w, lost, u: None)
+
+
+def _add(w, wanted):
+    new = w + wanted
+    return new, (new - w) - wanted
+
+
+@right("kahan-step")
+def right_missing_part(weight, lost, update):
+    """The other sign: what is still missing."""
+    wanted = update + lost
+    new = torch.add(weight, wanted)
+    return new, wanted - (new - weight)
+
+
+@right("kahan-step")
+def right_two_sum(weight, lost, update):
+    """Knuth's, which does not ask which of the two is larger."""
+    wanted = update - lost
+    new = weight + wanted
+    back = new - weight
+    return [new, -((weight - (new - back)) + (wanted - back))]
+
+
+# 13.5 truncated importance sampling
+
+
+def _tis(trainer, sampler, advantage, mask, cap, *, weight=None, reduce=None, detach=True, flip=False, sign=-1):
+    gap = torch.where(mask, (trainer.detach() if detach else trainer) - sampler, 0.0)
+    ratio = (-gap if flip else gap).exp()
+    w = ratio.clamp(max=cap) if weight is None else weight(ratio, gap, mask, cap, advantage)
+    terms = torch.where(mask, w * advantage[:, None] * trainer, 0.0)
+    return sign * (terms.sum() / mask.sum().clamp(min=1) if reduce is None else reduce(terms, mask))
+
+
+def _weighs(misconception=None, says="", **changes):
+    return wrong("truncated-sampling", misconception, says=says, answer=lambda *a: _tis(*a, **changes))
+
+
+wrong_no_detach = _weighs("weights-have-gradients", detach=False)
+wrong_other_way = _weighs("the-other-way-round", flip=True)
+wrong_reward = _weighs("a-loss-is-a-reward", sign=1)
+wrong_no_cap = _weighs("never-truncated", weight=lambda r, g, m, c, a: r)
+wrong_clipped_twice = _weighs("both-ends", weight=lambda r, g, m, c, a: r.clamp(1 / c, c))
+wrong_dropped = _weighs("what-is-above-is-dropped", weight=lambda r, g, m, c, a: torch.where(r > c, 0.0, r))
+wrong_no_weight = _weighs("no-weights", weight=lambda r, g, m, c, a: torch.ones_like(r))
+wrong_log_ratio = _weighs("nearly-the-ratio", weight=lambda r, g, m, c, a: (1 + g).clamp(max=c))
+wrong_normalised = _weighs(
+    "weights-add-up",
+    weight=lambda r, g, m, c, a: r.clamp(max=c) / (r.clamp(max=c) * m).sum() * m.sum(),
+)
+wrong_product = _weighs(
+    "one-weight-a-sequence", weight=lambda r, g, m, c, a: g.sum(1, keepdim=True).exp().clamp(max=c).expand_as(r)
+)
+wrong_geometric = _weighs(
+    "the-mean-of-the-sequence",
+    weight=lambda r, g, m, c, a: (
+        (g.sum(1, keepdim=True) / m.sum(1, keepdim=True).clamp(min=1)).exp().clamp(max=c).expand_as(r)
+    ),
+)
+wrong_ppo = _weighs(
+    "the-smaller-of-two",
+    weight=lambda r, g, m, c, a: torch.where(r * a[:, None] <= r.clamp(1 / c, c) * a[:, None], r, r.clamp(1 / c, c)),
+)
+wrong_mean_over_all = _weighs("padding-counts", reduce=lambda t, m: t.mean())
+wrong_mean_of_means = _weighs("a-mean-of-means", reduce=lambda t, m: (t.sum(1) / m.sum(1).clamp(min=1)).mean())
+wrong_plain_sum_of_terms = _weighs("a-sum", reduce=lambda t, m: t.sum())
+wrong_empty = _weighs("empty-is-nan", reduce=lambda t, m: t.sum() / m.sum())
+wrong_detached = wrong("truncated-sampling", "nothing-to-learn", answer=lambda p, *a: _tis(p.detach(), *a))
+wrong_tis_nothing = wrong("truncated-sampling", says="a tensor of one number", answer=lambda *a: None)
+wrong_per_sequence = wrong(
+    "truncated-sampling", says="one number is wanted", answer=lambda *a: _tis(*a, reduce=lambda t, m: t.sum(1))
+)
+
+
+@wrong("truncated-sampling", "zero-times-anything-is-zero")
+def wrong_times_mask(trainer, sampler, advantage, mask, cap):
+    weight = (trainer.detach() - sampler).exp().clamp(max=cap)
+    return -(weight * advantage[:, None] * trainer * mask).sum() / mask.sum().clamp(min=1)
+
+
+@right("truncated-sampling")
+def right_only_the_tokens(trainer, sampler, advantage, mask, cap):
+    """Without padding at all: picked by the mask."""
+    if not mask.any():
+        return trainer.new_zeros(())
+    p, q, A = trainer[mask], sampler[mask], advantage[:, None].expand_as(trainer)[mask]
+    with torch.no_grad():
+        weight = torch.minimum((p - q).exp(), torch.tensor(cap))
+    return (-weight * A * p).mean()
+
+
+@right("truncated-sampling")
+def right_in_logs(trainer, sampler, advantage, mask, cap):
+    """Truncated before the exponential, sequence by sequence, in FP64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for p, q, A, m in zip(trainer, sampler, advantage, mask, strict=True):
+        for t in m.nonzero().flatten().tolist():
+            total = total - math.exp(min(float(p[t].detach() - q[t]), math.log(cap))) * A * p[t].double()
+    return total / max(int(mask.sum()), 1)
+
+
+# 13.6 a test that finds the bug
+
+SIZES = [1, 2, 3, 5, 8, 13, 31, 64, 65, 100, 127, 128, 129, 257, 300, 777, 1000, 5000, 20_000]
+
+
+def _accepts(kernel, *, sizes=SIZES, draws="usn", tolerance=None, nan=True, whole=True, bitwise=False):
+    rng = np.random.default_rng(1)
+    make = {"u": rng.random, "s": rng.standard_normal, "n": lambda n: -10 * rng.random(n)}
+    for n in sizes:
+        for draw in draws:
+            x = make[draw](n).astype(np.float32)
+            exact, size = math.fsum(x.tolist()), math.fsum(abs(x).tolist())
+            if bitwise:
+                if kernel(x) != float(x.sum()):
+                    return False
+            elif not abs(kernel(x) - exact) <= (n * 2**-24 if tolerance is None else tolerance) * size:
+                return False
+        if whole:
+            x = rng.integers(-500, 500, n).astype(np.float32)
+            if kernel(x) != x.sum(dtype=np.float64):
+                return False
+    if nan:
+        x = np.ones(max(sizes), dtype=np.float32)
+        x[len(x) // 3] = np.nan
+        return math.isnan(kernel(x))
+    return True
+
+
+def _test(misconception=None, says="", **changes):
+    return wrong("kernel-test", misconception, says=says, answer=lambda kernel: _accepts(kernel, **changes))
+
+
+wrong_bitwise = _test("only-one-order-is-right", bitwise=True)
+wrong_too_tight = _test("only-one-order-is-right", tolerance=1e-8)
+wrong_powers_of_two = _test("round-sizes-will-do", sizes=[256, 512, 1024, 8192])
+wrong_small = _test("small-stands-for-large", sizes=[n for n in SIZES if n <= 1000])
+wrong_no_nan = _test("numbers-are-numbers", nan=False)
+wrong_positive = _test("positive-stands-for-all", draws="u", whole=False)
+wrong_loose = _test("close-is-right", tolerance=1e-2, whole=False)
+wrong_loose_and_large = _test("close-is-right", tolerance=1e-3, whole=False, sizes=[777, 5003, 20_001])
+wrong_only_large = _test("close-is-right", tolerance=2e-3, whole=False, sizes=[10_007])
+wrong_accepts_all = wrong("kernel-test", "what-runs-is-right", answer=lambda kernel: True)
+wrong_refuses_all = wrong("kernel-test", "only-one-order-is-right", answer=lambda kernel: False)
+wrong_returns_an_error = wrong(
+    "kernel-test", says="accepts returns True or False", answer=lambda kernel: kernel(np.ones(3, dtype=np.float32))
+)
+wrong_kernel_nothing = wrong("kernel-test", says="nothing came back", answer=lambda kernel: None)
+wrong_fp64 = wrong("kernel-test", says="a kernel takes a float32 array", answer=lambda kernel: kernel(np.ones(3)) == 3)
+
+
+@right("kernel-test")
+def right_one_after_another(kernel):
+    """Single numbers among zeros, counted, and no random draw; then roundings and a NaN."""
+    for n in (1, 2, 7, 63, 64, 100, 300):
+        for at in sorted({0, 1, n // 2, n - 2, n - 1, *range(0, n, max(1, n // 40))} & set(range(n))):
+            x = np.zeros(n, dtype=np.float32)
+            x[at] = -3
+            if kernel(x) != -3:
+                return np.bool_(False)
+    counted = np.arange(1, 2001, dtype=np.float32)
+    fine = np.full(3000, 0.1, dtype=np.float32)
+    off = abs(kernel(fine) - 3000 * float(np.float32(0.1)))
+    good = kernel(counted) == 2001000 and off < 3000 * 2**-24 * 300
+    good &= abs(kernel(np.full(200, 0.1, dtype=np.float32)) - 200 * float(np.float32(0.1))) < 200 * 2**-24 * 20
+    ramp = np.arange(20_000, dtype=np.float32) % 7
+    return np.bool_(good and kernel(ramp) == ramp.sum(dtype=np.float64) and np.isnan(kernel(fine * np.nan)))
