@@ -109,7 +109,7 @@ class Desk:
             marks = BLOCKS
         except (UnicodeEncodeError, LookupError):
             marks = PLAIN
-        self.say(dashboards_text(self.case.dashboards, self.case.events, marks))
+        self.say(dashboards_text(self.case.dashboards, self.case.events, self.case.good, marks))
 
     def order(self, name: str) -> None:
         """Order a check or a restart, and show what came back."""
@@ -192,6 +192,7 @@ def as_dict(case: Case) -> dict[str, Any]:
         "seed": case.seed,
         "headline": case.headline,
         "dashboards": {name: [json_number(value) for value in line] for name, line in case.dashboards.items()},
+        "good": {name: [json_number(value) for value in line] for name, line in case.good.items()},
         "events": case.events,
         "orders": [_as_row(order) for order in case.orders],
         "minutes": case.minutes,

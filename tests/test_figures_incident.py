@@ -67,6 +67,21 @@ def test_what_is_not_finite_is_marked(name, bad):
     png(figure)
 
 
+def test_a_good_run_is_grey_and_behind():
+    good = series(loss=[9.0] * 40, grad_norm=[0.1] * 40)
+    ax = panel_of(dashboards(series(), good=good, title="T"), "loss")
+    first, *others = ax.lines
+    assert to_hex(first.get_color()).upper() == COLORS["grey"] and set(first.get_ydata()) == {9.0}
+    assert all(first.get_zorder() < line.get_zorder() for line in others) and ax.get_ylim()[1] > 9
+    text = dashboards_text(series(), good=good)
+    (line,) = [line for line in text.splitlines() if line.startswith("loss,")]
+    assert (
+        line.split()[-1] == "9"
+        and "good: last" in text
+        and "a good run ends at 0.1)" in dashboards_words(series(), (), good)
+    )
+
+
 def test_checksums_are_compared_between_ranks():
     own = series()["checksum_0"]
     other = own[:30] + [value + 1 for value in own[30:]]
@@ -151,7 +166,7 @@ def test_the_text_has_a_line_a_series_and_its_ends():
     (line,) = [line for line in text.splitlines() if line.startswith("loss,")]
     assert line.split()[-4:] == ["5", "2", "2", "5"]
     assert "not finite at step 1" in text and text.splitlines()[-1] == "at step 20: resumed"
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 112
 
 
 def test_words_say_what_the_picture_shows():

@@ -111,7 +111,7 @@ def test_progress_is_drawn_while_a_run_is_made(made, quick, monkeypatch):
     seen = []
     monkeypatch.setattr(module, "_bar", lambda done, total: seen.append((done, total)) or "bar")
     made("hot")
-    assert seen == [(0, 1), (10, 12)]
+    assert seen == [(0, 1), (10, 24), (20, 24)]
 
 
 def test_the_static_face_is_a_picture_with_words(made):

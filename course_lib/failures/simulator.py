@@ -60,8 +60,9 @@ def headline(losses: Sequence[float]) -> str:
 class Case:
     """One run that went wrong, or perhaps did not. The same seed is the same case; None takes a new one.
 
-    Making it trains the run, which takes some seconds; on_step(done, total) reports. `ConfigError` for a name that is
-    no check or no fault (with the nearest), for a second answer, and for the trace before the answer.
+    Making it trains the run, and one like it that is known to be good: some seconds; on_step(done, total) reports.
+    `ConfigError` for a name that is no check or no fault (with the nearest), for a second answer, and for the trace
+    before the answer.
     """
 
     def __init__(self, seed: int | None = None, *, on_step: Callable[[int, int], None] | None = None) -> None:
@@ -70,7 +71,8 @@ class Case:
             raise ConfigError(f"seed={self.seed} is negative; take 0 or more")
         self._on_step = on_step
         self._name = _Hidden(dealt(self.seed))
-        self._run = _Hidden(self._make())
+        self._run = _Hidden(self._make(self.seed, runs=2))
+        self._good = self._make(self.seed + 1, fault=False, after=1, runs=2).series
         self._found: dict[str, Finding] = {}
         self.orders: list[Order] = []
         """What was ordered, in order."""
@@ -81,16 +83,16 @@ class Case:
         state = "open" if self.score is None else f"{self.score.points} points"
         return f"Case(seed={self.seed}, {len(self.orders)} ordered, {self.minutes:g} minutes, {state})"
 
-    def _make(self) -> Run:
-        """Train the run. Where there is no fault, it is the healthy twin of one of the incidents."""
-        name, fault = self._name(), True
-        if name == HEALTHY:
+    def _make(self, seed: int, *, fault: bool = True, after: int = 0, runs: int = 1) -> Run:
+        """Train a run of this case's set-up: it is the `after`-th of so many runs that are reported together."""
+        name = self._name()
+        if name == HEALTHY:  # the healthy twin of one of the incidents
             names = list(incidents.INCIDENTS)
             name, fault = names[stream_seed(self.seed, "twin") % len(names)], False
         steps = incidents.INCIDENTS[name].setup.get("steps", STEPS)
         told = self._on_step
-        on_step = None if told is None else lambda step: told(step + 1, steps)
-        return incidents.reproduce(name, self.seed % RUN_SEEDS, on_step, fault=fault)
+        on_step = None if told is None else lambda step: told(after * steps + step + 1, runs * steps)
+        return incidents.reproduce(name, seed % RUN_SEEDS, on_step, fault=fault)
 
     # ------------------------------------------------------------------------------------------ what is to be looked at
 
@@ -98,6 +100,11 @@ class Case:
     def dashboards(self) -> dict[str, list[float]]:
         """What was recorded while the run went, one value a step: loss, grad_norm, lr, scale ... A copy."""
         return {name: list(values) for name, values in self._run().series.items()}
+
+    @property
+    def good(self) -> dict[str, list[float]]:
+        """The dashboards of another run: the same set-up with another seed, and without a fault. A copy."""
+        return {name: list(values) for name, values in self._good.items()}
 
     @property
     def events(self) -> list[tuple[int, str]]:
@@ -128,7 +135,7 @@ class Case:
     def restart(self) -> Finding:
         """Pay for a restart: the same run is trained once more, and compared with the first."""
         self._require_open()
-        first, again = self._run().series["loss"], self._make().series["loss"]
+        first, again = self._run().series["loss"], self._make(self.seed).series["loss"]
         pairs = [(a, b) for a, b in zip(first, again, strict=False) if math.isfinite(a) and math.isfinite(b)]
         apart = max((abs(a - b) for a, b in pairs), default=0.0)
         text = f"The second run, {headline(again)}. At no step is its loss more than {apart:.2g} from the first run's."

@@ -81,22 +81,23 @@ def drawn(panel: Panel, series: Mapping[str, Sequence[float | None]]) -> dict[st
 def dashboards(
     series: Mapping[str, Sequence[float | None]],
     events: Sequence[tuple[int, str]] = (),
+    good: Mapping[str, Sequence[float | None]] | None = None,
     *,
     title: str,
     subtitle: str | None = None,
 ) -> Figure:
     """Nine panels over the step. series: by the names in `PANELS`, one value a step (None or NaN: not measured).
 
-    events: (step, what happened then), a dashed line in every panel; name them in the subtitle. A value that is not
-    finite is a cross at the top of its panel. Of the checksums it counts only whether the ranks' are equal, and whether
-    they change.
+    good: the same of a run that is known to be good, in grey. events: (step, what happened then), a dashed line in
+    every panel; name them in the subtitle. A value that is not finite is a cross at the top of its panel. Of the
+    checksums it counts only whether the ranks' are equal, and whether they change.
     """
     rows = -(-len(PANELS) // COLS)
     fig, axes = new_panels(title, subtitle, height=152 * rows, cols=COLS, rows=rows)
     steps = max([1, *(len(values) for values in series.values())])
     for place, (panel, ax) in enumerate(zip(PANELS, axes, strict=True)):
         panel_title(ax, panel.heading)
-        _panel(ax, panel, drawn(panel, series))
+        _panel(ax, panel, drawn(panel, series), drawn(panel, good or {}))
         ax.set_xlim(-0.02 * steps, 1.02 * steps)
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         for step in {step for step, _ in events if step < steps}:
@@ -106,7 +107,7 @@ def dashboards(
     return fig
 
 
-def _panel(ax: Axes, panel: Panel, values: Mapping[str, np.ndarray]) -> None:
+def _panel(ax: Axes, panel: Panel, values: Mapping[str, np.ndarray], good: Mapping[str, np.ndarray]) -> None:
     if not values:
         ax.text(0.5, 0.5, panel.absent, transform=ax.transAxes, ha="center", va="center", size=9, color=COLORS["muted"])
         ax.set_yticks([])
@@ -115,6 +116,9 @@ def _panel(ax: Axes, panel: Panel, values: Mapping[str, np.ndarray]) -> None:
     if panel.names[0] == "checksum_0":
         _checksums(ax, list(values.values()))
         return
+    main = panel.names[0]
+    if main in good:
+        ax.plot(np.arange(len(good[main])), good[main], color=COLORS["grey"], linewidth=1.2, alpha=0.8, zorder=1.5)
     for name, line in values.items():
         at = np.arange(len(line))
         seen = np.isfinite(line)
@@ -128,7 +132,7 @@ def _panel(ax: Axes, panel: Panel, values: Mapping[str, np.ndarray]) -> None:
             if seen.sum() == 1:
                 ax.plot(at[seen], line[seen], ".", color=COLORS["forward"])
             _crosses(ax, at[~seen])
-    _scale(ax, np.concatenate(list(values.values())), panel.from_zero)
+    _scale(ax, np.concatenate([*values.values(), good.get(main, np.array([]))]), panel.from_zero)
 
 
 def _checksums(ax: Axes, ranks: Sequence[np.ndarray]) -> None:

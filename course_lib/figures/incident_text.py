@@ -14,7 +14,7 @@ __all__ = ["BLOCKS", "PLAIN", "dashboards_text", "dashboards_words", "sparkline"
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-:=+*#"
 """The same for a terminal that has ASCII alone."""
-_WIDTH = 40
+_WIDTH = 36
 _NAMES = {"val_loss": "validation loss"}
 
 
@@ -84,10 +84,18 @@ def _broken(values: np.ndarray) -> str:
 
 
 def dashboards_text(
-    series: Mapping[str, Sequence[float | None]], events: Sequence[tuple[int, str]] = (), marks: str = BLOCKS
+    series: Mapping[str, Sequence[float | None]],
+    events: Sequence[tuple[int, str]] = (),
+    good: Mapping[str, Sequence[float | None]] | None = None,
+    marks: str = BLOCKS,
 ) -> str:
-    """A line a series: its blocks from the first step to the last, its first, last, lowest and highest value."""
+    """A line a series: its blocks from the first step to the last, its first, last, lowest and highest value.
+
+    good: a run that is known to be good; its last value stands at the end of each line.
+    """
     head = "".join(f"{word:>10}" for word in ("first", "last", "lowest", "highest"))
+    head += f"{'good: last':>12}" if good else ""
+    others = {(title, name): values for title, name, values in _rows(good or {})}
     lines = [f"{'':<25} {'from the first step to the last':<{_WIDTH}}{head}"]
     for title, name, values in _rows(series):
         if not len(values):
@@ -96,6 +104,8 @@ def dashboards_text(
         seen = values[np.isfinite(values)]
         ends = (values[0], values[-1], *((seen.min(), seen.max()) if len(seen) else (math.nan, math.nan)))
         numbers = "".join(f"{_number(value):>10}" for value in ends)
+        other = others.get((title, name), ())
+        numbers += f"{_number(other[-1]):>12}" if len(other) else ""
         lines.append(f"{title:<25} {sparkline(values.tolist(), marks=marks):<{_WIDTH}}{numbers}")
         if _broken(values):
             lines.append(f"{'':<25} {_broken(values)}")
@@ -103,14 +113,21 @@ def dashboards_text(
     return "\n".join([*lines, *(f"at step {step}: {text}" for step, text in events)])
 
 
-def dashboards_words(series: Mapping[str, Sequence[float | None]], events: Sequence[tuple[int, str]] = ()) -> str:
+def dashboards_words(
+    series: Mapping[str, Sequence[float | None]],
+    events: Sequence[tuple[int, str]] = (),
+    good: Mapping[str, Sequence[float | None]] | None = None,
+) -> str:
     """The dashboards in sentences, for those who cannot see the picture."""
     out = []
+    others = {(title, name): values for title, name, values in _rows(good or {})}
     for title, name, values in _rows(series):
         seen = values[np.isfinite(values)]
         if len(seen):
             said = f"from {short(float(seen[0]))} to {short(float(seen[-1]))}"
             said += f", between {short(float(seen.min()))} and {short(float(seen.max()))}"
+            other = others.get((title, name), ())
+            said += f" (a good run ends at {short(float(other[-1]))})" if len(other) else ""
         else:
             said = "never finite" if len(values) else name
         out.append(f"{title}: {said}" + (f"; {_broken(values)}" if len(seen) and _broken(values) else ""))

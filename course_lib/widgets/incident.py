@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Incident", "incident_simulator"]
 
 TITLE = "What is wrong with this run?"
-CAPTION = "One run, trained on this machine, with a fault or perhaps without. Dashed: it was stopped and resumed."
+CAPTION = "One run, trained on this machine, with a fault or perhaps without; in grey a good one. Dashed: a resume."
 _BRIEF = (
     "Somebody was worried and called you. Every check measures **this run**; its minutes are what it would take on a "
     "large job. Order what you need, then name the fault: the score is for the name and for the minutes, against the "
@@ -192,8 +192,10 @@ class Incident(Shown):
         assert case is not None
         events = case.events
         happened = ". ".join(f"Step {step}: {text}" for step, text in events)
-        figure = dashboards(case.dashboards, events, title=case.headline, subtitle=happened or None)
-        words = f"{case.headline}. {dashboards_words(case.dashboards, events)}"
+        good = case.good
+        subtitle = f"Grey: a good run of the same set-up, with another seed. {happened}"
+        figure = dashboards(case.dashboards, events, good, title=case.headline, subtitle=subtitle)
+        words = f"{case.headline}. {dashboards_words(case.dashboards, events, good)}"
         return image_html(png(figure, scale=scale, colors=colors), words)
 
     # ----------------------------------------------------------------------------------------------- without a kernel

@@ -49,11 +49,19 @@ def test_the_same_seed_is_the_same_case():
 def test_nothing_tells_the_fault_before_the_answer(name):
     case = case_of(name)
     case.order("disk")
-    said = repr(case) + pprint.pformat(vars(case)) + repr(case.dashboards) + repr(case.events) + case.headline
+    said = (
+        repr(case)
+        + pprint.pformat(vars(case))
+        + repr(case.dashboards)
+        + repr(case.good)
+        + repr(case.events)
+        + case.headline
+    )
     others = [one for one in ANSWERS if one != name]
     assert name not in said and not any(one in said for one in others)
     with pytest.raises(ConfigError, match="name it first"):
         case.trace()
+    assert case.good["loss"] == [5 - 0.1 * step for step in range(12)]  # of another seed, and without the fault
     series = case.dashboards
     series["loss"][0] = -1
     assert case.dashboards["loss"][0] == 5
@@ -172,7 +180,11 @@ def test_a_restart_runs_again_and_says_what_came(monkeypatch):
     )
     case = case_of("hot")
     found = case.restart()
-    assert made == [("hot", case.seed % 20)] * 2 and found.numbers == {"steps": 12, "largest_difference": 0.0}
+    assert made == [
+        ("hot", case.seed % 20),
+        ("hot", case.seed % 20 + 1),
+        ("hot", case.seed % 20),
+    ] and found.numbers == {"steps": 12, "largest_difference": 0.0}
     assert "12 steps: loss from 5.00 to 3.90" in found.text and case.minutes == 120
 
 
@@ -201,7 +213,7 @@ def test_headlines_have_no_nan():
 def test_progress_is_reported():
     seen = []
     Case(0, on_step=lambda *given: seen.append(given))
-    assert seen == [(done, 12) for done in range(1, 13)]
+    assert seen == [(done, 24) for done in range(1, 25)]
 
 
 @fake
