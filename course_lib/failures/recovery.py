@@ -180,7 +180,7 @@ class _Run:
 
 def forget(trainer: Trainer) -> None:
     """The last block's second moments are 0, and Adam's step count is as it was: one shard was not restored."""
-    for weight in trainer.model.blocks[-1].parameters():  # type: ignore[union-attr, index, operator]
+    for weight in trainer.model.blocks[-1].parameters():  # type: ignore[union-attr, index]
         trainer.optimizer.state[weight]["exp_avg_sq"].zero_()
 
 

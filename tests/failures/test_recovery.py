@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from course_lib.errors import ConfigError
-from course_lib.failures import recovery
+from course_lib.failures import records, recovery
 from course_lib.failures.recovery import BURST, NOTICED, SAVED_AT, SKIPPED, STEPS, STRUCK, TWIN, Recovery, ZClip
 
 SEED = 4
@@ -77,3 +77,19 @@ def test_unknown_names() -> None:
         recovery.compare(cures=("prayer",))
     with pytest.raises(ConfigError, match="cause='rain' is unknown"):
         recovery.replay("rain")
+
+
+def test_over_ten_seeds() -> None:
+    kept = records.load("recovery")
+    own = "replay: the run's own state"
+    for cause, ways in kept.items():
+        assert {len(rows) for rows in ways.values()} == {10} and set(recovery.CURES) < set(ways)
+        elsewhere = [row["rise"] for name in ways if name.startswith("replay") and name != own for row in ways[name]]
+        assert all(row["rise"] > 0.1 for row in ways[own])
+        assert all((rise > 0.1) == (cause == "garbage") for rise in elsewhere)
+    data, state = kept["garbage"], kept["moments"]
+    assert all(
+        row["peak"] > 0.5 * gone["peak"] for row, gone in zip(data["clip by z-score"], data["go on"], strict=True)
+    )
+    assert sum(row["peak"] < 0.1 for row in data["leave out by z-score"]) >= 9
+    assert sum(row["back"] is None for row in state["leave out by z-score"]) >= 9

@@ -8,6 +8,7 @@ import torch
 
 from course_lib.data import IGNORE
 from course_lib.errors import ConfigError
+from course_lib.failures import records
 from course_lib.failures.skipped_step import BAD_STEP, MENDED, SAVED_AT, STEPS, WAYS, Past, compare, own_mean
 
 PLACE = BAD_STEP - SAVED_AT
@@ -73,3 +74,13 @@ def test_unknown_names() -> None:
         compare(("hope",))
     with pytest.raises(ConfigError, match="cause='rain' is unknown"):
         compare(cause="rain")
+
+
+def test_over_ten_seeds() -> None:
+    kept = records.load("skipped_step")
+    for cause, ways in kept.items():
+        assert {len(rows) for rows in ways.values()} == {10}
+        assert all(row["same"] and row["distance"] == 0 for row in ways["rolled back"])
+        assert not any(row["same"] for way in WAYS if way != "rolled back" for row in ways[way])
+        assert all(row["poisoned"] > 0 and row["moved"] == 0 for row in ways["weights put back"])
+        assert all(0 < row["poisoned"] < 0.05 for row in ways["gradients made finite"]) == (cause == "overflow")
