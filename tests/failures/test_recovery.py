@@ -83,7 +83,7 @@ def test_over_ten_seeds() -> None:
     kept = records.load("recovery")
     own = "replay: the run's own state"
     for cause, ways in kept.items():
-        assert {len(rows) for rows in ways.values()} == {10} and set(recovery.CURES) < set(ways)
+        assert {len(rows) for rows in ways.values()} == {10}
         elsewhere = [row["rise"] for name in ways if name.startswith("replay") and name != own for row in ways[name]]
         assert all(row["rise"] > 0.1 for row in ways[own])
         assert all((rise > 0.1) == (cause == "garbage") for rise in elsewhere)
@@ -93,3 +93,4 @@ def test_over_ten_seeds() -> None:
     )
     assert sum(row["peak"] < 0.1 for row in data["leave out by z-score"]) >= 9
     assert sum(row["back"] is None for row in state["leave out by z-score"]) >= 9
+    assert sum(row["back"] == recovery.NOTICED - recovery.STRUCK for row in data["roll back, skip batches"]) >= 7
