@@ -37,7 +37,7 @@ class Incident:
 
 
 DATA, NUMERICS, OPTIMIZER, SYSTEM = CATEGORIES
-FAST = OptimConfig(lr=0.05, warmup_steps=10, weight_decay=0.1)
+FAST = OptimConfig(lr=0.05, warmup_steps=30, weight_decay=0.1)
 TWO_RANKS: dict[str, Any] = {"ranks": 2, "steps": 60, "resumes": ()}
 USUAL = OptimConfig(lr=1e-2, warmup_steps=10, weight_decay=0.1)
 
@@ -181,7 +181,7 @@ ALL = (
     Incident(
         "epsilon_too_small",
         "Epsilon smaller than what the second moment lost",
-        "in a few steps the updates outgrow the weights, activations with them, and the loss stays high",
+        "in a few steps updates outgrow the weights, activations follow, and the loss comes down late or not at all",
         OPTIMIZER,
         "bias",
         "Small second moments are always rounded to 0, never up: every step divides by too little.",
@@ -205,7 +205,8 @@ ALL = (
     Incident(
         "no_warmup",
         "Warm-up missing",
-        "the loss starts at the full learning rate, and stays above its twin for the whole run",
+        "the learning rate is at its highest from the first step on, the first updates are nearly as long as the weights, and the "
+        "loss comes down later than with a warm-up",
         OPTIMIZER,
         "neither",
         "The first updates are too long for moments that are built from a few gradients.",

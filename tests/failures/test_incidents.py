@@ -99,11 +99,15 @@ SYMPTOMS = {
     ),
     "bf16_stuck": lambda a, b: end(a) > end(b) + 0.2 and end(a, "update_ratio") < 0.6 * end(b, "update_ratio"),
     "epsilon_too_small": lambda a, b: (
-        max(a.series["update_ratio"]) > 0.5 and max(a.series["activation"]) > 1e4 and end(a) > end(b) + 0.2
+        max(a.series["update_ratio"]) > 0.5
+        and max(a.series["activation"]) > 1e3
+        and column(a, "loss")[20:80].mean() > column(b, "loss")[20:80].mean() + 0.1
     ),
     "lr_too_high": lambda a, b: end(a) > end(b) + 0.3 and end(a, "update_ratio") > 2 * end(b, "update_ratio"),
     "no_warmup": lambda a, b: (
-        a.series["lr"][0] == max(a.series["lr"]) and column(a, "loss")[60:].mean() > column(b, "loss")[60:].mean()
+        a.series["lr"][0] == max(a.series["lr"])
+        and max(a.series["update_ratio"][:3]) > 0.3
+        and column(a, "loss")[30:90].mean() > column(b, "loss")[30:90].mean() + 0.03
     ),
     "scheduler_reset": lambda a, b: (
         a.series["lr"][RESUMES[1]] < 0.5 * a.series["lr"][RESUMES[1] - 1]
