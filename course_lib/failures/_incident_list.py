@@ -205,8 +205,8 @@ ALL = (
     Incident(
         "no_warmup",
         "Warm-up missing",
-        "the learning rate is at its highest from the first step on, the first updates are nearly as long as the weights, and the "
-        "loss comes down later than with a warm-up",
+        "the learning rate is at its highest at the first step, the first updates are nearly as long as the weights, "
+        "and the loss comes down later than with a warm-up",
         OPTIMIZER,
         "neither",
         "The first updates are too long for moments that are built from a few gradients.",
