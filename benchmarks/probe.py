@@ -71,13 +71,13 @@ def main() -> None:
     )
     rows = []
     for name, model in models().items():
-        probes, ratios, cpu = [], [], []
+        probes, ratios, spent = [], [], []
         report = probe(model, tokens, SHAPE.vocab_size)  # warms up
         for _ in range(arguments.rounds):
             plain = statistics.median(seconds(lambda model=model: forward(model, tokens))[0] for _ in range(5))
             begin = time.process_time()
             took, report = seconds(lambda model=model: probe(model, tokens, SHAPE.vocab_size))
-            cpu.append(time.process_time() - begin)
+            spent.append(time.process_time() - begin)
             probes.append(took)
             ratios.append(took / plain)
         rows.append(
@@ -85,7 +85,7 @@ def main() -> None:
                 "model": name,
                 "parameters": sum(p.numel() for p in model.parameters()) if hasattr(model, "parameters") else None,
                 "seconds": statistics.median(probes),
-                "cpu_seconds": statistics.median(cpu),
+                "cpu_seconds": statistics.median(spent),
                 "forward_passes": statistics.median(ratios),
                 "leaks": report.leaks,
                 "leaks_across_batch": report.leaks_across_batch,
@@ -102,10 +102,9 @@ def main() -> None:
             f"  {row['leaks']}, {row['leaks_across_batch']}"
         )
     print(f"leak_matrix of the GPT, {arguments.tokens} passes and a probe: {matrix:.1f} s")
-    worst = max(row["seconds"] for row in rows)
-    print(
-        f"target {TARGET_SECONDS:.0f} s: {'reached' if worst < TARGET_SECONDS else 'not reached'}, {worst:.2f} s"
-    )
+    clock, cpu = (max(row[what] for row in rows) for what in ("seconds", "cpu_seconds"))
+    verdict = "reached" if clock < TARGET_SECONDS else "not reached"
+    print(f"target {TARGET_SECONDS:.0f} s: {verdict}, {clock:.2f} s by the clock and {cpu:.2f} s of CPU at most")
     if arguments.out is not None:
         result = {
             "benchmark": "probe",
