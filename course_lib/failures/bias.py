@@ -145,6 +145,8 @@ def vanishes_from(addend: float, fmt: Format | str) -> float:
     stop = stops_at(addend, made)
     power_of_two = math.frexp(abs(made.round(float(addend))))[0] == 0.5
     size = abs(stop) * (2 if power_of_two else 1)
+    if size > made.max >= abs(stop) and made.round(made.max + size / 2**made.mantissa_bits / 4) == made.max:
+        size = made.max  # E4M3's largest value is even, and keeps the tie
     return math.copysign(size if size <= made.max else math.inf, stop) if stop == stop else stop
 
 

@@ -49,7 +49,9 @@ def test_the_oracle_agrees_with_torch() -> None:
     import torch
     import torch.nn.functional as F
 
-    q, k, v = (torch.randn(1, 1, 33, 16, dtype=torch.float64, generator=torch.manual_seed(i)) for i in range(3))
+    q, k, v = (
+        torch.randn(1, 1, 33, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(3)
+    )
     theirs = F.scaled_dot_product_attention(q, k, v, is_causal=True)[0, 0].numpy()
     np.testing.assert_allclose(attention_oracle(q[0, 0], k[0, 0], v[0, 0]), theirs, atol=1e-13)
 

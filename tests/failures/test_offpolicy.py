@@ -117,7 +117,7 @@ def test_log_probs_are_those_of_the_tokens_and_have_gradients() -> None:
     assert found.requires_grad and found.shape == (12, 24)
     assert found[3, 7] == everything[3, 7, tokens[3, 12]]
     alone = torch.log_softmax(model(tokens[3:4, :12])[0, -1], -1)[tokens[3, 12]]
-    assert abs(float(found[3, 7] - alone)) < 1e-4
+    assert abs(float((found[3, 7] - alone).detach())) < 1e-4
 
 
 # ---------------------------------------------------------------- batches

@@ -1,0 +1,93 @@
+"""A run that is ruined by one accumulator: the twin is torch's AdamW, and nothing else differs."""
+
+import math
+
+import pytest
+import torch
+
+from course_lib.errors import ConfigError
+from course_lib.failures import records, ruined
+from course_lib.failures.bias import measure
+from course_lib.failures.ruined import CURES, Accumulator, train
+from course_lib.precision import FORMATS
+from course_lib.trainer import Trainer, training_step
+
+
+def test_the_healthy_twin_is_the_trainers_own_run(monkeypatch) -> None:
+    made: list[Trainer] = []
+
+    class Kept(Trainer):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(Trainer(*args, **kwargs))
+
+    monkeypatch.setattr(ruined, "Trainer", Kept)
+    ours = train("weights", "bf16", "wider", steps=25)
+    (plain,) = made
+    plain.model.train()
+    theirs = [training_step(plain.parts, step).loss for step in range(25)]
+    assert ours.loss == pytest.approx(theirs, rel=1e-4)  # FP32 rounding in another order, over 25 updates
+
+
+def test_nothing_else_differs() -> None:
+    """The first loss is that of the same weights and batch; with the cure "wider" every accumulator is the same run."""
+    runs = [train(name, fmt, "wider", 3, steps=6).loss for name, fmt in (("weights", "bf16"), ("gradients", "fp16"))]
+    assert runs[0] == runs[1]
+    assert train("second_moment", "bf16", "plain", 3, steps=6).loss[0] == runs[0][0]
+    assert train("second_moment", "bf16", "plain", 3, steps=6).loss == train("second_moment", seed=3, steps=6).loss
+
+
+def test_accumulators_round_as_the_formats_do() -> None:
+    generator = torch.Generator().manual_seed(0)
+    changes = 1e-3 * torch.rand(300, 5, generator=generator)
+    for fmt in ("bf16", "fp16"):
+        kept = {cure: Accumulator(torch.ones(5), fmt, cure, generator) for cure in CURES}
+        by_hand = torch.ones(5).double()
+        for change in changes:
+            for one in kept.values():
+                one.add(change)
+            by_hand = torch.tensor(FORMATS[fmt].round((by_hand + change.double()).numpy()))
+        assert (kept["plain"].value.double() == by_hand).all()
+        right = 1 + changes.double().sum(0)
+        error = {cure: float((one.value - right).abs().max()) for cure, one in kept.items()}
+        ulp = FORMATS[fmt].ulp(1.0)
+        assert error["wider"] < 1e-5 and error["kahan"] < ulp and error["stochastic"] < 20 * ulp
+        assert all(
+            (one.value.to(one.dtype).float() == one.value).all() for name, one in kept.items() if name != "wider"
+        )
+    assert measure("weight_updates", "bf16", width=8, steps=500).kind == "bias"  # the same sum, on its own
+
+
+def test_bf16_weights_stop_and_lag_and_kahan_repairs_them() -> None:
+    healthy, plain, kahan = (train("weights", "bf16", cure, 0, steps=100) for cure in ("wider", "plain", "kahan"))
+    assert plain.final > healthy.final + 0.05
+    assert abs(kahan.final - healthy.final) < 0.03
+    assert plain.still[-1] > 0.5 and healthy.still[-1] < 0.01
+
+
+def test_fp16_cannot_hold_a_second_moment() -> None:
+    for cure in ("plain", "kahan", "stochastic"):
+        broken = train("second_moment", "fp16", cure, 0, steps=12)
+        assert not math.isfinite(broken.final) and len(broken.loss) == len(broken.size) == 12
+    assert math.isfinite(train("second_moment", "bf16", "plain", 0, steps=12).final)
+
+
+def test_bad_input_says_what_there_is() -> None:
+    for arguments in (("x",), ("weights", "fp8"), ("weights", "bf16", "x")):
+        with pytest.raises(ConfigError, match="there are"):
+            train(*arguments)
+
+
+def test_recorded_over_ten_seeds() -> None:
+    found = records.load("ruined")["final"]
+    healthy, plain = found["weights bf16 wider"], found["weights bf16 plain"]
+    assert len(healthy) == 10 and all(bad > good + 0.03 for bad, good in zip(plain, healthy, strict=True))
+    for cure in ("kahan", "stochastic"):
+        assert all(abs(a - b) < 0.03 for a, b in zip(found[f"weights bf16 {cure}"], healthy, strict=True))
+    assert found["second_moment fp16 plain"] == [None] * 10
+
+
+@pytest.mark.stress
+def test_the_gap_holds_over_ten_seeds() -> None:
+    for seed in range(10):
+        assert train("weights", "bf16", "plain", seed).final > train("weights", "bf16", "wider", seed).final + 0.03
