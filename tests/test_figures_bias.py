@@ -75,12 +75,12 @@ def test_twins_stand_beside_the_ends_of_every_seed() -> None:
         {"BF16": [3, 4, 5], "FP32": [3, 2, 1]},
         {"BF16": [5.0, 6.0], "FP32": [1.0, 1.5]},
         title="T",
-        remark=(1, 4, "here"),
+        floor=0.5,
     )
     left, right = figure.axes
-    assert list(left.lines[0].get_ydata()) == [3, 4, 5]
+    assert list(left.lines[0].get_ydata()) == [2.5, 3.5, 4.5] and left.get_yscale() == "log"
     assert [list(line.get_ydata()) for line in right.lines[:2]] == [[5.0, 1.0], [6.0, 1.5]]
-    assert {"BF16", "FP32", "here"} <= words(figure)
+    assert {"BF16", "FP32", "nats a token above the floor"} <= words(figure)
     png(figure)
 
 

@@ -15,7 +15,6 @@ from course_lib.figures.style import (
     ink,
     new_figure,
     new_panels,
-    note,
     numbers,
     panel_title,
     series,
@@ -235,28 +234,34 @@ def twins(
     *,
     title: str,
     subtitle: str | None = None,
-    right_title: str = "ten recorded seeds, loss at the end",
-    remark: tuple[float, float, str] | None = None,
+    right_title: str = "ten recorded seeds, at the end",
+    floor: float | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
     """Left: loss (nats a token) of each run, this page's. Right: {run: (seeds,)} at the end, a line a seed.
 
-    remark: (step, loss, words), an arrow to a point of the left panel.
+    floor: the left panel shows what is above it, on a logarithmic axis.
     """
     fig, (left, right) = new_panels(title, subtitle, height=300, cols=2, width_ratios=[1.6, 1])
     labelled = []
     for place, (name, values) in enumerate(curves.items()):
         look = series(place)
-        steps = np.arange(len(values))
-        left.plot(steps, values, color=tint(look["color"], 0.35), linewidth=0.8, zorder=1)
-        [line] = left.plot(steps, smoothed(values, max(2, min(20, len(values) // 15))), zorder=2, **look)
+        above = np.asarray(values, dtype=float) - (floor or 0.0)
+        steps = np.arange(len(above))
+        left.plot(steps, above, color=tint(look["color"], 0.35), linewidth=0.8, zorder=1)
+        smooth = smoothed(above.tolist(), max(2, min(20, len(above) // 15)))
+        [line] = left.plot(steps, smooth, zorder=2, **look)
         labelled.append((line, name))
     end_labels(left, labelled)
+    if floor is not None:
+        left.set_yscale("log")
+        ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if tick < left.get_ylim()[1]]
+        ticks = [tick for tick in ticks if tick > left.get_ylim()[0]]
+        left.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        left.minorticks_off()
     left.set_xlabel("step")
-    left.set_ylabel("nats a token")
+    left.set_ylabel("nats a token" if floor is None else "nats a token above the floor")
     panel_title(left, "this page's run")
-    if remark:
-        note(left, remark[2], remark[:2], offset=(20, 26))
     table = np.asarray(list(ends.values()), dtype=float)  # (runs, seeds)
     for seed in table.T:
         right.plot(range(len(seed)), seed, color=COLORS["rule"], linewidth=1, zorder=1)

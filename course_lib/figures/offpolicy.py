@@ -38,7 +38,7 @@ def gaps(
     Right: {numerics: importance ratios, one a sequence}, a dot each; 1 is agreement.
     """
     fig, (left, right) = new_panels(title, subtitle, height=290, cols=2, width_ratios=[1.25, 1])
-    shown = []
+    shown, named = [], []
     for place, (name, values) in enumerate(tokens.items()):
         sizes = np.sort(np.abs(np.asarray(values, dtype=float)))
         share = 1 - np.arange(len(sizes)) / len(sizes)
@@ -48,14 +48,18 @@ def gaps(
             look = series(place)
             left.plot(sizes[keep], 100 * share[keep], **look)
             third = int(np.argmin(np.abs(share[keep] - 0.35)))  # where curves are steep and lie apart
-            left.annotate(
-                name,
-                (sizes[keep][third], 100 * share[keep][third]),
-                xytext=(5, 5),
-                textcoords="offset points",
-                size=9.5,
-                color=ink(look["color"]),
-            )
+            named.append((float(sizes[keep][third]), 100 * float(share[keep][third]), name, look["color"]))
+    for x, y, name, color in named:
+        crowded = any(x < other[0] < 30 * x for other in named)  # the name would stand on the next curve
+        left.annotate(
+            name,
+            (x, y),
+            xytext=(-5 if crowded else 5, 5),
+            textcoords="offset points",
+            ha="right" if crowded else "left",
+            size=9.5,
+            color=ink(color),
+        )
     left.set_xscale("log")
     left.minorticks_off()
     if shown:
@@ -125,12 +129,12 @@ def policies(
     title: str,
     subtitle: str | None = None,
     left_title: str = "this page's run: reward",
-    right_title: str = "ten recorded seeds: reward at the end",
+    right_title: str = "ten recorded seeds, at the end",
     ylabel: str = "mean reward",
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
     """Left: reward over the updates of each way. Right: {way: (seeds,)} at the end, a line a seed over the ways."""
-    fig, (left, right) = new_panels(title, subtitle, height=310, cols=2, width_ratios=[1.3, 1])
+    fig, (left, right) = new_panels(title, subtitle, height=310, cols=2, width_ratios=[1, 1.05])
     labelled = []
     for place, (name, values) in enumerate(curves.items()):
         look = series(place)
@@ -147,7 +151,7 @@ def policies(
         right.plot(range(len(seed)), seed, color=COLORS["rule"], linewidth=1, zorder=1)
     for place, seeds in enumerate(table):
         right.plot([place] * len(seeds), seeds, "o", color=series(place)["color"], markersize=5.5, zorder=3)
-    right.set_xticks(range(len(table)), [name.replace(" ", "\n", 1) for name in ends])
+    right.set_xticks(range(len(table)), [name.replace(" ", "\n") for name in ends])
     right.tick_params(axis="x", labelsize=9, labelcolor=COLORS["ink"])
     right.set_xlim(-0.4, len(table) - 0.6)
     panel_title(right, right_title)
