@@ -25,6 +25,7 @@ CAPTION = (
     "Each row: a symptom, its causes in the order of suspicion, the cheap check, what mends it and what not to do."
 )
 _HEAD = ("symptom", "causes, in this order", "the cheap check", "what mends it; what not to do")
+_WIDTHS = (25, 32, 19, 24)
 
 
 class Diagnosis(Shown):
@@ -72,7 +73,8 @@ class Diagnosis(Shown):
         self._table.value = self._html(words) if self.rows else ""
 
     def _html(self, words: Sequence[str]) -> str:
-        return _table([self._cells[row.symptom] for row in self.rows], words)
+        table = _table([self._cells[row.symptom] for row in self.rows], words)
+        return f'<div class="course-scroll" role="region" aria-label="{TITLE}" tabindex="0">{table}</div>'
 
     def _show(self) -> None:
         face = (
@@ -85,14 +87,18 @@ class Diagnosis(Shown):
 
 def _cells(row: Row, titles: Mapping[str, str]) -> tuple[str, ...]:
     """The row's four cells as text, a line for each paragraph."""
-    causes = "\n".join(f"**{cause.category}**: {cause.text}" for cause in row.causes)
+    kinds: dict[str, list[str]] = {}
+    for cause in row.causes:
+        kinds.setdefault(cause.category, []).append(cause.text)
+    causes = "\n".join(f"**{kind}**: {'; '.join(texts)}" for kind, texts in kinds.items())
     seen = "; ".join(titles[name] for name in row.incidents)
     return f"**{row.symptom}**\n{row.look}\n**In a run**: {seen}", causes, row.check, f"{row.fix}\n**Not**: {row.never}"
 
 
 def _table(rows: Sequence[tuple[str, ...]], words: Sequence[str]) -> str:
     style = 'style="text-align: left; vertical-align: top; white-space: normal"'
-    head = "".join(f'<th scope="col" {style}>{text}</th>' for text in _HEAD)
+    widths = [style.replace("left;", f"left; width: {share}%;") for share in _WIDTHS]
+    head = "".join(f'<th scope="col" {own}>{text}</th>' for text, own in zip(_HEAD, widths, strict=True))
     body = ""
     for cells in rows:
         body += "<tr>" + "".join(f"<td {style}>{_cell(text, words)}</td>" for text in cells) + "</tr>"

@@ -125,7 +125,7 @@ class Incident(Shown):
         self._title = _html("course-incident-title", f'<div class="course-title">{TITLE}</div>')
         self._progress = _html("course-incident-progress")
         self._picture = _html("course-incident-picture")
-        caption = _html("course-incident-caption", caption_html(CAPTION))
+        self._caption = _html("course-incident-caption", caption_html(CAPTION))
         self._notes = _html("course-incident-notes")
         self._error = _html("course-incident-error")
         self._score = _html("course-incident-score")
@@ -151,11 +151,14 @@ class Incident(Shown):
         self._button = ipywidgets.Button(description="Name it", button_style="primary")
         self._button.add_class("course-incident-go")
         self._button.on_click(lambda _: self._go())
-        row = ipywidgets.HBox([self._fault, self._button], layout={"flex_flow": "row wrap", "overflow": "visible"})
+        looks = {"flex_flow": "row wrap", "overflow": "visible"}
+        self._naming = ipywidgets.HBox([self._fault, self._button], layout=looks)
         brief = _html("course-incident-brief", f"<p>{rich(_BRIEF)}</p>")
         self._desk = ipywidgets.VBox([grid, restart], layout={"overflow": "visible"})
-        parts = [self._title, brief, self._picture, caption, self._desk, self._notes, row, self._progress, self._error]
-        box = ipywidgets.VBox([styles(), *parts, self._score])
+        for part in (self._caption, self._desk, self._naming):
+            part.layout.display = "none"  # until there is a case
+        parts = [self._title, brief, self._picture, self._caption, self._desk, self._notes, self._naming]
+        box = ipywidgets.VBox([styles(), *parts, self._progress, self._error, self._score])
         for name in ("course-widget", "course-incident"):
             box.add_class(name)
         return box
@@ -182,6 +185,7 @@ class Incident(Shown):
         self._notes.value = _notes(case.orders, case.minutes)
         closed = case.score is not None
         self._desk.layout.display = "none" if closed else "flex"
+        self._caption.layout.display = self._naming.layout.display = "flex"
         self._fault.disabled = closed
         self._button.description = "Another case" if closed else "Name it"
         self._score.value = _score(case.score, case.trace(), ordered) if case.score else ""
