@@ -8,7 +8,7 @@ import torch
 
 from course_lib.data import IGNORE
 from course_lib.failures.evidence import Check, Finding, loss_of, replayed, tensors_of
-from course_lib.failures.runs import Run
+from course_lib.failures.runs import Kept, Run
 
 __all__: list[str] = []
 
@@ -97,7 +97,7 @@ def mask_probe(run: Run) -> Finding:
     return Finding({"moved": moved, "size": size}, text, not moved <= 1e-3 * size)
 
 
-def _sound(run: Run):  # type: ignore[no-untyped-def]
+def _sound(run: Run) -> Kept:
     """The last kept state with finite weights."""
     for kept in reversed(run.kept):
         if all(bool(torch.isfinite(value).all()) for value in kept.weights.values()):
@@ -157,7 +157,7 @@ def replay_elsewhere(run: Run) -> Finding:
 
 
 def batch_mix(run: Run) -> Finding:
-    """Word counts of a step against those of the run: chi-squared per word; 0.9 for this text when shuffled."""
+    """Word counts of a step against those of the run: chi-squared per word; 0.85 to 0.92 when shuffled."""
     size = run.text.pad
     counts = np.stack(
         [
@@ -170,7 +170,7 @@ def batch_mix(run: Run) -> Finding:
     keep = expected.sum(1) > 0
     chi = float(((names - expected)[keep] ** 2 / expected[keep]).mean())
     text = f"word counts of a step differ from the run's by {chi:.2f} in chi-squared per word (shuffled: below 1)"
-    return Finding({"chi_squared": chi}, text, chi > 1.5)
+    return Finding({"chi_squared": chi}, text, chi > 1.25)
 
 
 @torch.no_grad()
