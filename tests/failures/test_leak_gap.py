@@ -66,8 +66,8 @@ def test_letters_are_chapter_zeros_and_no_window_is_used_twice() -> None:
 def test_a_few_steps_with_experts_that_choose_fall_below_the_entropy_and_alone_they_do_not() -> None:
     setting = letters()
     inputs, targets = held_out(setting, 2048)
-    model, losses = train(setting, False, seed=3, steps=150)
-    assert len(losses) == 150
+    model, losses = train(setting, False, seed=3, steps=100)
+    assert len(losses) == 100
     together, alone = (float(ask(model, inputs, targets).mean()) for ask in ASK[:2])
     # over ten seeds together lies 0.1 below after 300 steps; sampling error here is about 0.003
     assert together < math.log(16) - 0.015 and alone > math.log(16)
