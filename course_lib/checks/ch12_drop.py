@@ -28,8 +28,8 @@ def _drop(gates: np.ndarray, case: Case, rule: str = "") -> np.ndarray:
             row = 0 if rule == "one-queue-for-the-batch" else b
             came = gates[b, t] != 0
             kept = np.zeros(E, dtype=bool)
-            for e in np.flatnonzero(came):
-                queue = 0 if rule == "experts-share-the-places" else int(e)
+            for e in np.flatnonzero(came).tolist():
+                queue = 0 if rule == "experts-share-the-places" else e
                 room = taken[row, queue] < _places(t + (b * T if row != b else 0), case, rule, T)
                 kept[e] = room
                 taken[row, queue] += room or rule == "who-is-dropped-takes-a-place"
@@ -40,10 +40,10 @@ def _drop(gates: np.ndarray, case: Case, rule: str = "") -> np.ndarray:
                 out[b, t] *= gates[b, t].sum() / out[b, t].sum()
     if rule == "the-weakest-go":
         for b in range(B):
-            for e in range(E):
-                best = np.argsort(-gates[b, :, e], kind="stable")[: _places(T - 1, case, "", T)]
-                out[b, :, e] = 0
-                out[b, best, e] = gates[b, best, e]
+            for expert in range(E):
+                best = np.argsort(-gates[b, :, expert], kind="stable")[: _places(T - 1, case, "", T)]
+                out[b, :, expert] = 0
+                out[b, best, expert] = gates[b, best, expert]
     return out
 
 

@@ -15,8 +15,8 @@ STEPS = 400
 def _bf16(x: np.ndarray) -> np.ndarray:
     """To BF16 and back, ties to even, on the bits of FP32; x is finite and not at the end of the range."""
     bits = np.asarray(x, dtype=np.float32).view(np.uint32).astype(np.uint64)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return np.asarray(bits.astype(np.uint32).view(np.float32))
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return np.asarray(rounded.astype(np.uint32).view(np.float32))
 
 
 def _step(w: np.ndarray, lost: np.ndarray, update: np.ndarray, rule: str = "") -> tuple[np.ndarray, np.ndarray]:

@@ -146,6 +146,26 @@ def wrong_looks_at_later_rows(forward, tokens, vocab_size):
     return _changes(forward, tokens, vocab_size) | {"batch": found["batch"]}
 
 
+@wrong("leak-probe", "sequences-cannot-meet")
+def wrong_only_the_others_past(forward, tokens, vocab_size):
+    """Looks at other sequences before s alone."""
+
+    def logits(some):
+        torch.manual_seed(0)
+        return forward(some)
+
+    before, batch = logits(tokens), False
+    for b in range(tokens.shape[0]):
+        for s in range(1, tokens.shape[1]):
+            for value in range(vocab_size):
+                other = tokens.clone()
+                other[b, s] = value
+                moved = (logits(other) - before).abs().amax(2) > 1e-4
+                moved[b] = False
+                batch |= bool(moved[:, :s].any())
+    return _changes(forward, tokens, vocab_size) | {"batch": batch}
+
+
 @wrong("leak-probe", "a-sequence-sees-itself")
 def wrong_forgets_whose(forward, tokens, vocab_size):
     torch.manual_seed(0)
