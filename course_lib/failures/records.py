@@ -38,6 +38,9 @@ RECORDS: dict[str, Record] = {
         "course_lib.failures.policy_task:recorded", sources=("failures/policy_task.py", "failures/offpolicy.py")
     ),
     "ruined": Record("course_lib.failures.ruined:recorded", sources=("failures/ruined.py",)),
+    "policy_drift": Record(
+        "course_lib.failures.policy_drift:recorded", sources=("failures/policy_drift.py", "failures/offpolicy.py")
+    ),
     "leak_control": Record(
         "course_lib.failures.leak_control:over_seeds",
         sources=("failures/leak_control.py", "failures/leak_gap.py", "routers.py", "moe.py"),
@@ -51,6 +54,10 @@ RECORDS: dict[str, Record] = {
     "recovery": Record(
         "course_lib.failures.recovery:over_seeds",
         sources=("failures/recovery.py", "failures/skipped_step.py", "failures/runs.py"),
+    ),
+    "kept_logs": Record(
+        "course_lib.failures.kept_logs:over_incidents",
+        sources=("failures/kept_logs.py", "failures/runs.py", "failures/_faults.py", "failures/_ranks.py"),
     ),
 }
 """Every result that is kept, by the name of its file in `recorded/`."""
