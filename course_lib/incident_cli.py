@@ -93,7 +93,7 @@ class Desk:
     def __init__(self, case: Case, say: Callable[[str], None], encoding: str | None = "utf-8") -> None:
         self.case, self.say, self._encoding = case, say, encoding
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """What is seen first."""
         case = self.case
         self.say(f"Case {case.seed}. {case.headline}. Something is wrong with it, they say.")
@@ -276,7 +276,7 @@ def main(argv: Sequence[str]) -> int:
     case = Case(options.seed, on_step=progress)
     progress.close()
     desk = Desk(case, say, getattr(out, "encoding", None))
-    desk.open()
+    desk.begin()
     for check in checks:
         desk.order(check)
     if answer is not None:

@@ -104,7 +104,7 @@ def dashboards_text(
         seen = values[np.isfinite(values)]
         ends = (values[0], values[-1], *((seen.min(), seen.max()) if len(seen) else (math.nan, math.nan)))
         numbers = "".join(f"{_number(value):>10}" for value in ends)
-        other = others.get((title, name), ())
+        other = others.get((title, name), np.array([]))
         numbers += f"{_number(other[-1]):>12}" if len(other) else ""
         lines.append(f"{title:<25} {sparkline(values.tolist(), marks=marks):<{_WIDTH}}{numbers}")
         if _broken(values):
@@ -126,7 +126,7 @@ def dashboards_words(
         if len(seen):
             said = f"from {short(float(seen[0]))} to {short(float(seen[-1]))}"
             said += f", between {short(float(seen.min()))} and {short(float(seen.max()))}"
-            other = others.get((title, name), ())
+            other = others.get((title, name), np.array([]))
             said += f" (a good run ends at {short(float(other[-1]))})" if len(other) else ""
         else:
             said = "never finite" if len(values) else name

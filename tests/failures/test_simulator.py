@@ -232,7 +232,7 @@ def test_a_real_restart_costs_more_than_all_real_checks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 7, 11])
+@pytest.mark.parametrize("seed", [3, 7, 11])
 def test_a_real_case_is_solved_along_the_tables_path(seed):
     """The checks of the path show the fault in a real run; the trace has a finding of every check, in one line each."""
     case = Case(seed)
