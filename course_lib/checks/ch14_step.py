@@ -1,0 +1,188 @@
+"""Check 14.3: a check for steps that Adam cannot make, tried on steps of real runs, sound and broken ones.
+
+The runs are of a softmax regression, 128 weights, with AdamW written out in numpy: no part of `course_lib` or torch.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
+
+__all__ = ["STEP", "farthest", "most"]
+
+Array = np.ndarray[Any, Any]
+INPUTS, CLASSES, EXAMPLES = 16, 8, 32
+USUAL, SLOW = (0.9, 0.95), (0.9, 0.999)
+
+
+def most(betas: tuple[float, float]) -> float:
+    """The largest |m| / sqrt(v): the worst gradients grow by beta2 / beta1 a step, summed over 20,000 of them."""
+    one, two = betas
+    ages = np.arange(20_000)
+    gradients = np.exp(-ages * math.log(two / one))  # the newest is 1
+    m = (1 - one) * np.sum(one**ages * gradients)
+    return float(m / math.sqrt((1 - two) * np.sum(np.exp(ages * math.log(two)) * gradients**2)))
+
+
+def farthest(step: dict[str, Any]) -> float:
+    """The step of the farthest weight in learning rates, without the decay. NaN where a weight is NaN."""
+    before, after = step["before"].astype(np.float64), step["after"].astype(np.float64)
+    return float(np.abs(after - before * (1 - step["lr"] * step["weight_decay"])).max() / step["lr"])
+
+
+def _train(rng: Any, betas: tuple[float, float], lr: float, steps: int = 40, **how: Any) -> list[dict[str, Any]]:
+    """Every step of a run. how: size (of weights), decay, grows, spike, scale, forgets, half, done (steps before)."""
+    weights = (how.get("size", 0.3) * rng.normal(size=INPUTS * CLASSES)).astype(np.float32)
+    truth = rng.normal(size=(INPUTS, CLASSES))
+    m, v, decay, scale, made = np.zeros(weights.size), np.zeros(weights.size), how.get("decay", 0.0), 1.0, []
+    if how.get("done"):  # far into a run: the moments are there
+        v += 1e-2
+    for t in range(1, steps + 1):
+        x = rng.normal(size=(EXAMPLES, INPUTS))
+        labels = (x @ truth + rng.gumbel(size=(EXAMPLES, CLASSES))).argmax(1)
+        logits = x @ weights.reshape(INPUTS, CLASSES).astype(np.float64)
+        chances = np.exp(logits - logits.max(1, keepdims=True))
+        chances /= chances.sum(1, keepdims=True)
+        chances[np.arange(EXAMPLES), labels] -= 1
+        scale = how.get("scale", 1.0) * how.get("grows", 1.0) ** t * (1000 if t == how.get("spike") else 1)
+        gradient = scale * (x.T @ chances / EXAMPLES).ravel()
+        if "grows" in how:  # the examples stay the same, so that the gradient keeps its direction
+            gradient = scale * np.sign(truth.ravel()) * (1 + 0.1 * rng.random(weights.size))
+        if t == how.get("forgets"):
+            v = np.zeros_like(v)
+        m = betas[0] * m + (1 - betas[0]) * gradient
+        v = betas[1] * v + (1 - betas[1]) * gradient**2
+        if how.get("half"):
+            v = v.astype(np.float16).astype(np.float64)
+        count = t + how.get("done", 0)
+        update = m / (1 - betas[0] ** count) / (np.sqrt(v / (1 - betas[1] ** count)) + 1e-8)
+        before = weights
+        weights = (before * (1 - lr * decay) - lr * update).astype(np.float32)
+        made.append({"before": before, "after": weights, "lr": lr, "betas": betas, "weight_decay": decay})
+    return made
+
+
+def _flip(rng: Any, step: dict[str, Any]) -> dict[str, Any]:
+    """One weight that moves up comes out far below: its sign bit flipped."""
+    after = step["after"].copy()
+    place = int(np.abs(after).argmax())
+    after.view(np.uint32)[place] ^= np.uint32(1 << 31)
+    before = step["before"].copy()
+    if after[place] > 0:  # so that it is a move down, which a largest value without a sign misses
+        before[place], after[place] = -before[place], -after[place]
+    return {**step, "before": before, "after": after}
+
+
+def step_cases(seed: int) -> list[Case]:
+    """Steps of eleven runs; a broken run also has sound ones among them, in an order that the seed draws.
+
+    No step is near the bound: sound ones stay below 99% of it, the others are above 130%.
+    """
+    rng = np.random.default_rng([seed, 1403])
+
+    def picked(name: str, steps: list[dict[str, Any]], wanted: int, broken: int = 0, above: float = 0.0) -> Case:
+        limits = [farthest(step) / most(step["betas"]) for step in steps]
+        sound = [n for n, far in enumerate(limits) if above < far < 0.99]
+        bad = [n for n, far in enumerate(limits) if far > 1.3 or math.isnan(far)]
+        chosen = [*rng.choice(sound, min(wanted, len(sound)), replace=False), *bad[:broken]]
+        return {"name": name, "steps": [steps[int(n)] for n in rng.permutation(chosen)]}
+
+    plain = _train(rng, USUAL, 1e-2)
+    twice = [{**step, "after": 2 * step["after"] - step["before"]} for step in plain[:2]]
+    flipped, lost = _flip(rng, plain[20]), dict(plain[25])
+    lost["after"] = np.where(np.arange(plain[0]["after"].size) == int(rng.integers(128)), np.nan, lost["after"]).astype(
+        np.float32
+    )
+    return [
+        {"name": "an ordinary run", "steps": [plain[0], *picked("", plain[1:], 4)["steps"]]},
+        picked("gradients that grow", _train(rng, USUAL, 1e-2, grows=USUAL[1] / USUAL[0]), 5, above=0.93),
+        picked(
+            "one large gradient, betas 0.9 and 0.999", _train(rng, SLOW, 1e-2, 60, spike=40, done=5000), 4, above=0.25
+        ),
+        picked("large weights that decay", _train(rng, USUAL, 2e-3, size=40.0, decay=0.1), 5),
+        picked("a high learning rate", _train(rng, USUAL, 0.3), 5),
+        picked("second moments lost at a resume", _train(rng, USUAL, 1e-2, forgets=25), 3, 1),
+        picked("second moments lost, betas 0.9 and 0.999", _train(rng, SLOW, 1e-2, 60, forgets=45), 3, 1),
+        picked("an update made twice", [*plain[30:], *twice], 2, 2),
+        picked("squares in FP16", _train(rng, USUAL, 1e-3, half=True, scale=1e-4), 0, 4),
+        picked("one sign bit", [*plain[5:10], flipped], 3, 1),
+        picked("one NaN", [*plain[10:15], lost], 3, 1),
+    ]
+
+
+def step_run(answer: Callable[..., Any], case: Case) -> list[bool]:
+    found = []
+    for step in case["steps"]:
+        said = answer(step["before"], step["after"], step["lr"], tuple(step["betas"]), step["weight_decay"])
+        said = said.item() if getattr(said, "ndim", None) == 0 and hasattr(said, "item") else said
+        if not isinstance(said, bool):
+            what = "nothing came back" if said is None else f"yours returned {kind(said)}"
+            raise WrongForm(f"`impossible` returns True or False; {what}")
+        found.append(said)
+    return found
+
+
+ALARMS = {
+    "an ordinary run": ("which step is not one of Adam's? Its first one moves every weight by 1", "large-is-wrong"),
+    "gradients that grow": (
+        "Adam may go a little further than the learning rate, when each gradient is larger than the one before",
+        "at-most-one-learning-rate",
+    ),
+    "one large gradient, betas 0.9 and 0.999": (
+        "how long does the second moment remember, with these betas, and how far may the first run ahead of it?",
+        "one-bound-for-all-betas",
+    ),
+    "large weights that decay": (
+        "what else moves a weight in a step of AdamW, in proportion to the weight?",
+        "decay-is-no-move",
+    ),
+    "a high learning rate": ("the steps are long, and legal: measured in learning rates", "large-is-wrong"),
+}
+MISSES = {
+    "one sign bit": ("one weight of 128 went too far. What did you look at?", "the-mean-tells"),
+    "one NaN": ("one weight is NaN. What does a comparison with NaN give?", "nan-compares"),
+}
+
+
+def step_judge(case: Case, returned: Any) -> Wrong | None:
+    """Exact: no step is between 99% and 130% of the bound, and rounding is below 1% of it."""
+    wrong = []
+    for step, said in zip(case["steps"], returned, strict=True):
+        far, bound = farthest(step), most(tuple(step["betas"]))
+        if bool(said) != (math.isnan(far) or far > bound):
+            wrong.append((far, bool(said)))
+    if not wrong:
+        return None
+    far, said = wrong[0]
+    count = f"{len(wrong)} of {len(returned)} steps wrong. "
+    if said:
+        text, rule = ALARMS.get(case["name"], ("this step of the run is sound", "a-broken-run-has-only-broken-steps"))
+        return Wrong(f"{count}A sound step is called impossible: {text}", rule)
+    text, rule = MISSES.get(
+        case["name"],
+        ("a weight went further than any gradients could take it. How far is that, with these betas?", "any-step-goes"),
+    )
+    return Wrong(f"{count}An impossible step is called sound: {text}", rule)
+
+
+STEP = Exercise(
+    id="impossible-step",
+    title="A step that Adam cannot make",
+    cases=step_cases,
+    run=step_run,
+    judge=step_judge,
+    forbidden=("course_lib.failures",),
+    misconceptions={
+        "large-is-wrong": "an update that is large against the weights is a fault",
+        "at-most-one-learning-rate": "Adam moves a weight by its learning rate at most",
+        "one-bound-for-all-betas": "the bound is the same for all betas",
+        "decay-is-no-move": "between two steps only Adam moves the weights",
+        "the-mean-tells": "a fault shows in the mean or in the norm",
+        "nan-compares": "NaN is larger than any bound",
+        "any-step-goes": "Adam's steps have no bound",
+        "a-broken-run-has-only-broken-steps": "where a run is broken, each of its steps is",
+    },
+)
