@@ -126,7 +126,8 @@ def drop_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
             text = " Or: ".join(RULES[rule] for rule in fits)
             return Wrong(told[part] + text, fits[0] if len(fits) == 1 else None)
         b, t, e = (int(n) for n in np.argwhere(~np.isclose(values, right, atol=1e-6))[0])
-        text = f"expert {e}, token {t} of sequence {b}: its gate {given[b, t, e]:.3f} became {values[b, t, e]:.3f}"
+        what = "drops" if values[b, t, e] == 0 else "keeps" if right[b, t, e] == 0 else "changes the gate of"
+        text = f"expert {e} {what} token {t} of sequence {b}"
         return Wrong(f"{told[part]}{text}. How many places are there up to this token, and how many are taken?")
     return None
 

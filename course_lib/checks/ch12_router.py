@@ -53,8 +53,8 @@ def router_run(answer: Any, case: Case) -> dict[str, Any]:
     def route(scores: Any) -> Any:
         gates = answer["route"](scores.clone(), state)
         if not isinstance(gates, torch.Tensor) or gates.shape != scores.shape:
-            what = "nothing came back" if gates is None else kind(gates)
-            what = str(tuple(gates.shape)) if isinstance(gates, torch.Tensor) else what
+            what = "nothing came back" if gates is None else f"yours is {kind(gates)}"
+            what = f"yours has {tuple(gates.shape)}" if isinstance(gates, torch.Tensor) else what
             raise WrongForm(f"route returns gates of the shape of its scores, {tuple(scores.shape)}; {what}")
         return gates.detach()
 
@@ -113,7 +113,8 @@ def _leaks(found: dict[str, np.ndarray]) -> Wrong | None:
     whole = found["whole"]
     if moved(whole, found["again"]):
         return Wrong(
-            "two calls of route with the same scores and state differ. Who may change the state?", "routes-learn"
+            "two calls of route with the same scores and state differ. Does it change the state, or draw by chance?",
+            "routes-learn",
         )
     for cut, other in enumerate(found["future"], start=1):
         if many := moved(whole[0, :cut], other[:cut]):
