@@ -93,4 +93,4 @@ def test_over_ten_seeds() -> None:
     )
     assert sum(row["peak"] < 0.1 for row in data["leave out by z-score"]) >= 9
     assert sum(row["back"] is None for row in state["leave out by z-score"]) >= 9
-    assert sum(row["back"] == recovery.NOTICED - recovery.STRUCK for row in data["roll back, skip batches"]) >= 7
+    assert sum(row["back"] is not None for row in data["roll back, skip batches"]) >= 9
