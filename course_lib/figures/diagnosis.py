@@ -187,7 +187,7 @@ def replayed(
         panel_title(ax, cause)
         for place, values in enumerate(states.values()):
             color = series(place)["color"]
-            ax.plot(values, [place] * len(values), "o", color=color, markersize=6, alpha=0.6)
+            ax.plot(values, [place] * len(values), "o", color=color, markersize=6, alpha=0.6, clip_on=False)
             middle = float(np.median(values))
             ax.text(middle, place - 0.26, f"{middle:.2f}", ha="center", va="bottom", size=9.5, color=ink(color))
         ax.axvline(0, color=tint(COLORS["grey"], 0.8), linewidth=1)

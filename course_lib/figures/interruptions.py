@@ -21,7 +21,7 @@ def causes(
 ) -> Figure:
     """A bar for each cause: (name, count, printed percentage, is it hardware). Where count and percentage differ, both.
 
-    Blue: hardware, grey: the rest. A tick stands where the printed percentage would put the bar's end.
+    Blue: hardware, grey: the rest. A yellow tick stands where the printed percentage would put the bar's end.
     """
     fig, ax = new_figure(title, subtitle, height=70 + 19 * len(rows))
     total = sum(count for _, count, _, _ in rows)
@@ -32,7 +32,7 @@ def causes(
         if abs(own - printed) > 0.06:
             at = printed / 100 * total
             ax.plot([at, at], [place - 0.36, place + 0.36], color=COLORS["yellow"], linewidth=2.4)
-            words += f", printed as {printed}% (yellow)"
+            words += f", printed: {printed}%"
         ax.text(count + total * 0.006, place, words, va="center", size=9.5, color=COLORS["ink"])
     ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
     ax.tick_params(axis="y", labelsize=9.5, labelcolor=COLORS["ink"])
@@ -73,7 +73,7 @@ def rates(
         color = COLORS["vermilion"] if hollow else COLORS["blue"]
         ax.plot(count, value, "o", markersize=9, color=color, markerfacecolor="none" if hollow else color)
         below = any(other > value and 1 / 3 < near / count < 3 for near, other, *_ in points)
-        left = below or count > 100_000  # the line falls from left to right: under it at the left, over it at the right
+        left = below and count < 10_000  # the line falls from left to right: names stand beside it
         ax.annotate(
             f"{name}: {_hours(value)}",
             (count, value),
@@ -85,7 +85,7 @@ def rates(
         )
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_xlim(4, 400_000)
+    ax.set_xlim(4, 3_000_000)
     ax.minorticks_off()
     ax.set_xlabel("devices of the job")
     ax.set_ylabel("hours until something stops it")
