@@ -68,8 +68,8 @@ def kinds_text(variant: int) -> str:
     """What `question` prints."""
     run = tables(variant)
     lines = [
-        "Unexpected stops by cause. Left a job of a colleague, made up for this question; right Llama 3's pre-training,",
-        "as published (2024, arXiv 2407.21783, table 5).",
+        "Unexpected stops by cause. Left a colleague's job, made up for this question; right Llama 3's",
+        "pre-training, as published (2024, arXiv 2407.21783, table 5).",
         "",
         f"                               {run['devices']:>6,} devices    {DEVICES:,} devices",
         f"                               {run['days']:>6} days       {DAYS} days",

@@ -1,5 +1,6 @@
 """Reasoning exercise 14.7: which of six incidents have one of the two roots, and which have none."""
 
+from textwrap import fill
 from typing import Any
 
 from course_lib.checks.ch02_nine import answer_run, one_case
@@ -98,8 +99,9 @@ def draw(variant: int) -> dict[str, Any]:
 def roots_text(variant: int) -> str:
     """What `question` prints."""
     run = draw(variant)
+    texts = [(letter, text) for letter, (text, _, _) in run["lines"].items()]
     lines = [
-        *(f'  "{letter}" {text}' for letter, (text, _, _) in run["lines"].items()),
+        *(fill(text, 100, initial_indent=f'  "{letter}" ', subsequent_indent=" " * 6) for letter, text in texts),
         "",
         "causality: the letters of those where, in training, something sees what it must not know yet",
         "bias:      the letters of those where a small error of one sign is made at every step, and adds up",
