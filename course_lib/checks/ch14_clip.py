@@ -152,7 +152,7 @@ CLIP = Exercise(
     cases=clip_cases,
     run=clip_run,
     judge=clip_judge,
-    forbidden=("course_lib.failures", "ZClip"),
+    forbidden=("course_lib.failures",),
     misconceptions={
         "the-raw-norm-enters": "what came in is what the statistics are of",
         "clipped-to-the-threshold": "all outliers are clipped to one length",

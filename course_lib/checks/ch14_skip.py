@@ -26,7 +26,7 @@ def past(variant: int) -> dict[str, Any]:
     bad, after = int(rng.integers(14, 30)), int(rng.integers(9, 15))
     left_out = int(rng.integers(BACK + 2, BACK + 7)) if way == "E" else 0
     truth = rng.normal(size=(INPUTS, CLASSES))
-    w, m, v, count, rows, kept = np.zeros((INPUTS, CLASSES)), 0.0, 0.0, 0, [], (0.0, 0.0)
+    w, m, v, count, rows = np.zeros((INPUTS, CLASSES)), 0.0, 0.0, 0, []
     for step in range(bad + after):
         batch = step + (left_out if step >= bad - BACK else 0)
         data = np.random.default_rng([variant, batch, 14])
@@ -51,8 +51,8 @@ def past(variant: int) -> dict[str, Any]:
             if way == "C":
                 w = np.where(np.isfinite(w), w, before)  # put back from a copy
         rows.append((step, batch, loss, float(np.linalg.norm(w - before)), count))
-    kept = {"A": 1, "B": 1, "C": after, "D": 0, "E": left_out}[way]
-    return {"rows": rows[bad - BACK - SHOWN_BEFORE :], "bad": bad, "choice": way, "evidence": kept, "after": after}
+    missed = {"A": 1, "B": 1, "C": after, "D": 0, "E": left_out}[way]
+    return {"rows": rows[bad - BACK - SHOWN_BEFORE :], "bad": bad, "choice": way, "evidence": missed, "after": after}
 
 
 def skip_text(variant: int) -> str:

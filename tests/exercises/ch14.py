@@ -124,6 +124,10 @@ wrong_mean_step = _stepped("the-mean-tells", answer=_rule(farthest=lambda far: n
 wrong_no_abs = _stepped("the-mean-tells", answer=_rule(farthest=lambda far: far.max()))
 wrong_nan = _stepped("nan-compares", answer=_nan_passes)
 wrong_loose = _stepped("any-step-goes", answer=_rule(lambda betas: 7.27))
+wrong_formula = _stepped("any-step-goes", answer=_rule(lambda betas: 0.99 * math.sqrt((1 - betas[0]) / (1 - betas[1]))))
+wrong_short_formula = _stepped(
+    "one-bound-for-all-betas", answer=_rule(lambda betas: max(1.165, (1 - betas[0]) / math.sqrt(1 - betas[1])))
+)
 wrong_very_loose = _stepped("any-step-goes", answer=_rule(lambda betas: 1e9))
 wrong_never = _stepped("any-step-goes", answer=lambda before, after, lr, betas, weight_decay: False)
 wrong_step_nothing = _stepped(says="True or False; nothing came back", answer=lambda *step: None)
