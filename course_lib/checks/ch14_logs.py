@@ -44,11 +44,13 @@ def logs_text(variant: int) -> str:
     series = run["series"]
     steps, names = len(series["loss"]), ("loss", "val_loss", "grad_norm", "lr", "tokens", "scale", "memory_bytes")
     shown = sorted({0, 1, 2, steps // 3, steps // 2, *range(steps - 3, steps), *range(9, steps, 30)})
-    resumes = " and ".join(str(step) for step in run["resumes"]) or "none"
+    resumes = " and ".join(str(step) for step in run["resumes"])
+    resumed = f"It was resumed from a checkpoint before steps {resumes}." if resumes else "It was never resumed."
     planned = f"{run['planned']} steps were planned, and the log has {steps}"
     lines = [
-        f"The log of a run: {planned}. Resumed from a checkpoint before step: {resumes}.",
-        f"Some rows; `log({variant})` returns all of them, as a dict of arrays: {', '.join(series)}.",
+        f"The log of a run: {planned}. {resumed}",
+        f"Some rows; `log({variant})` returns all of them, as a dict of arrays:",
+        f"{', '.join(series)}.",
         "",
         "step " + "".join(f"{name:>13}" for name in names),
         *(f"{step:4} " + "".join(f"{series[name][step]:13.7g}" for name in names) for step in shown),

@@ -32,7 +32,7 @@ LINES = {
     SYSTEM: (
         "compare the checksums of the weights over the ranks",
         "replay one step on another device, and compare bit by bit",
-        "ask each rank which batch it had last",
+        "run one known product on every device, and compare the results",
     ),
     OUT: (
         "measure what is still held after a step (memory would grow)",

@@ -127,9 +127,12 @@ def test_what_was_done_shows_in_the_columns(variant: int) -> None:
     usual = np.median(moved[: int(np.flatnonzero(steps == run["bad"])[0])])
     if run["choice"] in "DE":
         assert not nan.any() and (counts == steps + 1).all() and (moved > usual / 3).all()
-        assert run["evidence"] == batches[-1] + 1 - len(range(steps[-1] + 1))
+        assert run["evidence"] == batches[-1] - steps[-1]  # numbers that no row has
+        assert (run["choice"] == "E") == (run["evidence"] > 0) == (run["bad"] not in batches)
         return
     assert (batches == steps).all() and steps[nan].tolist() == [run["bad"]]
+    if run["choice"] in "AB":  # of the last row's batches and those before, one gave no gradient
+        assert run["evidence"] == nan.sum() == 1
     if run["choice"] == "A":
         assert moved[nan] == 0 and (counts == steps + (steps < run["bad"])).all() and (moved == 0).sum() == 1
     if run["choice"] == "B":
