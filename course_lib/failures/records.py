@@ -34,9 +34,6 @@ class Record:
 
 
 RECORDS: dict[str, Record] = {
-    "policy_task": Record(
-        "course_lib.failures.policy_task:recorded", sources=("failures/policy_task.py", "failures/offpolicy.py")
-    ),
     "ruined": Record("course_lib.failures.ruined:recorded", sources=("failures/ruined.py",)),
     "policy_drift": Record(
         "course_lib.failures.policy_drift:recorded", sources=("failures/policy_drift.py", "failures/offpolicy.py")
