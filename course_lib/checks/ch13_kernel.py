@@ -10,11 +10,9 @@ from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
 __all__ = ["KERNEL", "RIGHT", "WRONG", "kernel_of"]
 
 Array = np.ndarray[Any, Any]
-LARGE = 4096
-
-
-def _blocks(x: Array, block: int) -> list[Array]:
-    return [x[i : i + block] for i in range(0, len(x), block)]
+LARGE, INDEX = 4096, 65_536
+LOOKS = ("__closure__", "__code__", "__globals__", "__defaults__", "__qualname__", "inspect", "gc", "dis")
+"""Ways to look into a kernel and not at what it does."""
 
 
 def _in_order(x: Array) -> np.float32:
@@ -28,15 +26,29 @@ def _pairs(x: Array) -> np.float32:
     return np.float32(x[0])
 
 
+def _padded(x: Array, block: int) -> Array:
+    """One row a block; zeros behind the end."""
+    padded = np.zeros(-(-len(x) // block) * block, dtype=np.float32)
+    padded[: len(x)] = x
+    return padded.reshape(-1, block)
+
+
+def _partials(x: Array, block: int) -> Array:
+    """The sum of each block, in pairs, all blocks at once."""
+    level = _padded(x, block)
+    while level.shape[1] > 1:
+        level = np.pad(level, ((0, 0), (0, 1))) if level.shape[1] % 2 else level
+        level = level[:, 0::2] + level[:, 1::2]
+    return level[:, 0]
+
+
 def _by_block(x: Array, block: int) -> np.float32:
-    return _in_order(np.array([_pairs(part) for part in _blocks(x, block)], dtype=np.float32))
+    return _in_order(_partials(x, block))
 
 
 def _lanes(x: Array, block: int) -> np.float32:
     """As many running sums as a block has places, each of every block's own place; added up in the end."""
-    padded = np.zeros(-(-len(x) // block) * block, dtype=np.float32)
-    padded[: len(x)] = x
-    return _in_order(np.add.accumulate(padded.reshape(-1, block), axis=0, dtype=np.float32)[-1])
+    return _in_order(np.add.accumulate(_padded(x, block), axis=0, dtype=np.float32)[-1])
 
 
 def _tail_missing(x: Array, block: int) -> np.float32:
@@ -60,8 +72,7 @@ def _stale(x: Array, block: int) -> np.float32:
 
 
 def _half_partials(x: Array, block: int) -> np.float32:
-    with np.errstate(over="ignore"):
-        return _in_order(np.array([_pairs(part) for part in _blocks(x, block)]).astype(np.float16).astype(np.float32))
+    return _in_order(_partials(x, block).astype(np.float16).astype(np.float32))
 
 
 def _bf16_result(x: Array, block: int) -> np.float32:
@@ -79,7 +90,37 @@ def _no_nan(x: Array, block: int) -> np.float32:
 
 def _no_sign(x: Array, block: int) -> np.float32:
     """A block whose sum is below 0 counts as 0, as after a maximum that began at 0."""
-    return _in_order(np.array([max(_pairs(part), np.float32(0)) for part in _blocks(x, block)], dtype=np.float32))
+    return _in_order(np.maximum(_partials(x, block), np.float32(0)))
+
+
+def _whole_end(x: Array, block: int) -> np.float32:
+    """The last block is cut to what is left over; where nothing is, all of it goes."""
+    return _by_block(x if len(x) % block else x[:-block], block)
+
+
+def _one_number(x: Array, block: int) -> np.float32:
+    """A loop over pairs that does not run for one number."""
+    return _by_block(x, block) if len(x) > 1 else np.float32(0)
+
+
+def _short_index(x: Array, block: int) -> np.float32:
+    """The number of numbers, in 16 bits."""
+    return _by_block(x[: len(x) % INDEX], block)
+
+
+def _two_bf16(x: Array, block: int) -> np.float32:
+    """The result is kept as a BF16 number and another one for what is left: 16 bits and a sign, of 24."""
+    total = _by_block(x, block)
+    if not np.isfinite(total):
+        return total
+    high = _bf16(total)
+    return np.float32(high + _bf16(np.float32(total - high)))
+
+
+def _bf16(x: np.float32) -> np.float32:
+    """The nearest BF16 number; ties are rounded away from 0, which nobody asks of a wrong kernel."""
+    bits = np.array([x], dtype=np.float32).view(np.uint32) + np.uint32(0x8000)
+    return np.float32((bits & np.uint32(0xFFFF0000)).view(np.float32)[0])
 
 
 RIGHT: dict[str, Callable[[Array, int], np.float32]] = {
@@ -99,6 +140,10 @@ WRONG: dict[str, Callable[[Array, int], np.float32]] = {
     "index ends": _index_ends,
     "no nan": _no_nan,
     "no sign": _no_sign,
+    "whole end": _whole_end,
+    "one number": _one_number,
+    "short index": _short_index,
+    "two bf16": _two_bf16,
 }
 HINTS = {
     "tail missing": (
@@ -122,6 +167,16 @@ HINTS = {
         "close-is-right",
     ),
     "bf16 result": ("it has BF16 in it. Which error do you allow, and which would FP32 make?", "close-is-right"),
+    "short index": ("it is wrong with more than 65,535. Which sizes did you try?", "small-stands-for-large"),
+    "whole end": (
+        "it is wrong when its last block is a whole one. Which sizes did you try, and which sizes may a block have?",
+        "some-sizes-stand-for-all",
+    ),
+    "one number": ("it is wrong with one number alone. Which sizes did you try?", "some-sizes-stand-for-all"),
+    "two bf16": (
+        "its result has 16 bits where FP32 has 24. How small is what you allow for a few numbers that are not whole?",
+        "close-is-right",
+    ),
 }
 
 
@@ -133,7 +188,10 @@ def kernel_of(name: str, block: int) -> Callable[[Any], float]:
         if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.ndim != 1 or not 1 <= len(x) <= 100_000:
             got = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
             raise ValueError(f"a kernel takes a float32 array of one dimension, 1 to 100,000 numbers; yours was {got}")
-        return float(made(x.copy(), block))
+        if np.isfinite(x).all() and np.abs(x).sum(dtype=np.float64) > np.finfo(np.float32).max:
+            raise ValueError("the sizes of these numbers add up to more than FP32 holds; the text leaves that out")
+        with np.errstate(all="ignore"):
+            return float(made(x.copy(), block))
 
     return kernel
 
@@ -147,15 +205,18 @@ def kernel_cases(seed: int) -> list[Case]:
         return {"name": name, "kernels": [[one, int(rng.choice(sizes))] for one in names]}
 
     return [
-        case("fourteen kernels, blocks of 64, 128 or 256", [64, 128, 256]),
-        case("fourteen others, blocks of any size", [*range(33, 60), *range(70, 120)]),
+        case("eighteen kernels, blocks of 64, 128 or 256", [64, 128, 256]),
+        case("eighteen others, blocks of any size", [*range(33, 60), *range(70, 120)]),
     ]
 
 
 def kernel_run(answer: Callable[..., Any], case: Case) -> list[bool]:
     found = []
     for name, block in case["kernels"]:
-        said = answer(kernel_of(name, block))
+        try:
+            said = answer(kernel_of(name, block))
+        except AssertionError:
+            raise WrongForm("accepts returns False for a wrong kernel; yours raised an AssertionError") from None
         said = said.item() if getattr(said, "ndim", None) == 0 and hasattr(said, "item") else said
         if not isinstance(said, bool):
             what = "nothing came back" if said is None else f"yours returned {kind(said)}"
@@ -192,10 +253,11 @@ KERNEL = Exercise(
     cases=kernel_cases,
     run=kernel_run,
     judge=kernel_judge,
-    forbidden=("course_lib.failures",),
+    forbidden=("course_lib.failures", *LOOKS),
     misconceptions={
         "only-one-order-is-right": "a right kernel has the bits of the reference",
         "round-sizes-will-do": "a kernel that is right with a power of two is right",
+        "some-sizes-stand-for-all": "a handful of sizes stands for all of them",
         "small-stands-for-large": "a kernel that is right with a few numbers is right with many",
         "numbers-are-numbers": "NaN is no input",
         "positive-stands-for-all": "positive numbers show all that there is",

@@ -24,9 +24,13 @@ def _loss(case: Case, rule: str = "") -> tuple[float, Array]:
         gap = np.repeat(
             (gap * mask).sum(1, keepdims=True) / np.maximum(mask.sum(1, keepdims=True), 1), mask.shape[1], 1
         )
+    if rule == "all-tokens-before":
+        gap = np.cumsum(gap * mask, axis=1)
     with np.errstate(over="ignore"):
         ratio = 1 + gap if rule == "nearly-the-ratio" else np.exp(gap)
-    weight = np.minimum(ratio, cap)
+    weight = np.minimum(ratio, 2.0 if rule == "the-cap-is-2" else cap)
+    if rule == "the-larger-of-two":
+        weight = np.maximum(ratio, cap)
     if rule == "never-truncated":
         weight = ratio
     if rule == "both-ends":
@@ -49,11 +53,16 @@ def _loss(case: Case, rule: str = "") -> tuple[float, Array]:
         share = mask / np.maximum(counted, 1) / len(mask)
     if rule == "a-sum":
         share = mask.astype(np.float64)
+    if rule == "a-mean-over-sequences":
+        share = mask / len(mask)
     sign = 1.0 if rule == "a-loss-is-a-reward" else -1.0
     loss = float((sign * share * weight * A * ours).sum())
     grad = sign * share * weight * A
     if rule == "weights-have-gradients":  # d/dx of min(e^(x - y), C) x
         grad = sign * share * A * np.where(ratio < cap, ratio * (1 + ours), cap)
+    if rule == "the-ratio-is-the-objective":  # no p; the ratio has the gradient
+        loss = float((sign * share * np.minimum(ratio, cap) * A).sum())
+        grad = sign * share * A * np.where(ratio < cap, ratio, 0.0)
     return loss, grad
 
 
@@ -73,49 +82,73 @@ HINTS = {
     "padding-counts": "by how many tokens is the sum divided: by those that there are?",
     "a-mean-of-means": "a token of a short sequence counts more than one of a long one",
     "a-sum": "the mean over the tokens is wanted",
+    "a-mean-over-sequences": "by how many is the sum divided: by the sequences or by the tokens?",
+    "all-tokens-before": "a token's weight in yours is the product of all up to it. Here each token has its own",
+    "the-larger-of-two": "a weight is never below the cap in yours. The smaller of which two is it to be?",
+    "the-cap-is-2": "every cap has the same effect in yours. Where is `cap` used?",
+    "the-ratio-is-the-objective": "yours adds weight x A, as PPO's loss does, and the weight has a gradient; "
+    "the text's term has one factor more",
 }
 
 
 def tis_cases(seed: int) -> list[Case]:
     rng = np.random.default_rng([seed, 1305])
 
-    def case(name: str, lengths: list[int], spread: float, cap: float, *, garbage: bool = False) -> Case:
+    def case(name: str, mask: Array, spread: float, cap: float, *, garbage: bool = False) -> Case:
         """Drawn until some weights are truncated and some are not, where there is a spread."""
-        B, T = len(lengths), max([6, *lengths])
-        mask = np.arange(T)[None, :] < np.array(lengths)[:, None]
         while True:
-            trainer = -rng.exponential(1.5, (B, T)) - 0.05
-            sampler = trainer + spread * rng.normal(size=(B, T))
-            sampler = np.minimum(sampler, -0.01)
+            trainer: Array = np.asarray(-rng.exponential(1.5, size=mask.shape) - 0.05)
+            sampler = np.minimum(trainer + spread * rng.normal(size=mask.shape), -0.01)
             ratio = np.exp(trainer - sampler)[mask]
             if spread == 0 or not mask.any():
                 break
             if (ratio > 1.2 * cap).sum() >= 2 and (ratio < 0.8 / cap).sum() >= 2 and (np.abs(ratio - 1) < 0.3).any():
                 break
-        advantage = rng.uniform(0.5, 1.5, B) * np.where(np.arange(B) % 2, -1, 1)
         if garbage:
             sampler[~mask] = rng.choice([-np.inf, np.nan, 0.0], (~mask).sum())
-            trainer[~mask] = -40.0 - rng.uniform(size=(~mask).sum())
-        found = {"trainer": trainer, "sampler": sampler, "advantage": advantage}
+            trainer[~mask] = rng.choice([-40.0, np.nan, -np.inf], (~mask).sum())
+            if not mask.any():
+                sampler[0, 0] = trainer[0, 0] = np.nan
+        advantage = rng.uniform(0.5, 1.5, len(mask)) * np.where(np.arange(len(mask)) % 2, -1, 1)
         return {
             "name": name,
             "mask": mask,
             "cap": cap,
-            **{key: value.astype(np.float32) for key, value in found.items()},
+            "trainer": trainer.astype(np.float32),
+            "sampler": sampler.astype(np.float32),
+            "advantage": advantage.astype(np.float32),
         }
 
-    cap = round(float(rng.uniform(1.5, 2.5)), 2)
-    far = case("a sampler far off", [6, 6], 0.7, cap)
+    cap = round(float(rng.uniform(1.5, 1.9)), 2)  # never 2
+    unlike, ends, hollow = _lengths(9, 2, 5, 3), _lengths(7, 3, 6, 2), _lengths(6, 0, 5, 6)
+    prompts = _lengths(9, 6, 8) & ~_lengths(3, 1, 5, width=9)
+    prompts[0, 5] = prompts[2, 6] = False
+    far = case("a sampler far off", _lengths(6, 6), 0.7, cap)
     far["sampler"][0, 2], far["trainer"][0, 2] = -95.0, -1.0  # a ratio that FP32 does not hold
+    rare = case("tokens that are very rare to both", _lengths(6, 6), 0.7, cap)
+    rare["sampler"][0, :3], rare["trainer"][0, :3] = [-20.5, -120.25, -1.0], [-20.25, -120.5, -8.0]
+    rare["sampler"][1, :2], rare["trainer"][1, :2] = [-119.5, -18.5], [-119.25, -19.0]
+    high = case("a high cap", _lengths(6, 6), 0.7, 1.5)
+    high["cap"] = 300.0
+    high["sampler"][0, 1], high["trainer"][0, 1] = -6.5, -1.0  # a ratio of 245
+    high["sampler"][1, 3], high["trainer"][1, 3] = -8.0, -0.5  # one of 1,800
     return [
-        case("trainer and sampler agree", [6, 6, 6], 0.0, cap),
-        case("they differ, all tokens count", [8, 8, 8, 8], 0.7, cap),
-        case("sequences of unlike lengths", [9, 2, 5, 3], 0.7, cap),
-        case("behind the end stands anything", [7, 3, 6, 2], 0.7, cap, garbage=True),
+        case("trainer and sampler agree", _lengths(6, 6, 6), 0.0, cap),
+        case("they differ, all tokens count", _lengths(8, 8, 8, 8), 0.7, cap),
+        case("sequences of unlike lengths", unlike, 0.7, cap),
+        case("behind the end stands anything", ends, 0.7, cap, garbage=True),
+        case("a prompt before the text, and holes", prompts, 0.7, cap, garbage=True),
         far,
-        case("a sequence without tokens", [6, 0, 5, 6], 0.7, cap, garbage=True),
-        case("no token at all", [0, 0], 0.7, cap, garbage=True),
+        rare,
+        high,
+        case("a sequence without tokens", hollow, 0.7, cap, garbage=True),
+        case("no token at all", _lengths(0, 0), 0.7, cap, garbage=True),
     ]
+
+
+def _lengths(*lengths: int, width: int = 6) -> Array:
+    """A mask, True for as many positions of each row."""
+    return np.asarray(np.arange(max(width, *lengths))[None, :] < np.array(lengths)[:, None])
 
 
 def tis_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
@@ -138,8 +171,10 @@ def tis_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         return Wrong(f"one number is wanted; yours has the shape {tuple(loss.shape)}", form=True)
     value = float(loss)
     if not case["mask"].any():
-        if value == 0:
+        if value == 0 and (returned["grad"] is None or not np.any(returned["grad"].numpy())):
             return None
+        if value == 0:
+            return Wrong("there is no token, and a gradient that is not 0", "zero-times-anything-is-zero")
         return Wrong(f"there is no token, and the loss is {value:g}; the text says what it is then", "empty-is-nan")
     grad = None if returned["grad"] is None else np.asarray(returned["grad"].numpy(), dtype=np.float64)
     if grad is None:
@@ -149,7 +184,10 @@ def tis_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         text = f"the {what} is not a finite number. What is 0 times NaN, and what stands where the mask is False?"
         if not case["mask"].all():
             return Wrong(text, "zero-times-anything-is-zero")
-        return Wrong(f"the {what} is not a finite number. How large is the largest ratio, before it is truncated?")
+        return Wrong(
+            f"the {what} is not a finite number. How large is the largest ratio before it is truncated, and how small "
+            "is the smallest of the probabilities themselves?"
+        )
 
     def same(rule: str, with_gradient: bool) -> bool:
         one, two = _loss(case, rule)
@@ -194,6 +232,11 @@ TIS = Exercise(
         "padding-counts": "positions that are masked count in a mean",
         "a-mean-of-means": "the mean of the sequences' means is the mean of the tokens",
         "a-sum": "a larger batch may have a larger loss",
+        "a-mean-over-sequences": "a mean over a batch is one over its sequences",
+        "all-tokens-before": "a token's weight is that of the text up to it",
+        "the-larger-of-two": "truncation holds small weights up",
+        "the-cap-is-2": "the cap is 2, always",
+        "the-ratio-is-the-objective": "a weighted log-probability and a ratio are the same loss",
         "zero-times-anything-is-zero": "zero times anything is zero",
         "empty-is-nan": "a batch without a token has no loss",
         "nothing-to-learn": "everything that comes from the sampler's text is a constant",

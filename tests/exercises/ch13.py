@@ -255,6 +255,12 @@ wrong_ppo = _weighs(
 wrong_mean_over_all = _weighs("padding-counts", reduce=lambda t, m: t.mean())
 wrong_mean_of_means = _weighs("a-mean-of-means", reduce=lambda t, m: (t.sum(1) / m.sum(1).clamp(min=1)).mean())
 wrong_plain_sum_of_terms = _weighs("a-sum", reduce=lambda t, m: t.sum())
+wrong_mean_of_sequences = _weighs("a-mean-over-sequences", reduce=lambda t, m: t.sum() / len(m))
+wrong_cumulated = _weighs("all-tokens-before", weight=lambda r, g, m, c, a: g.cumsum(1).exp().clamp(max=c))
+wrong_larger = _weighs("the-larger-of-two", weight=lambda r, g, m, c, a: r.clamp(min=c))
+wrong_cap_of_2 = _weighs("the-cap-is-2", weight=lambda r, g, m, c, a: r.clamp(max=2.0))
+wrong_clipped_gap = _weighs(says="by hand", weight=lambda r, g, m, c, a: g.clamp(-5, 5).exp().clamp(max=c))
+wrong_clipped_above = _weighs(says="by hand", weight=lambda r, g, m, c, a: g.clamp(max=5).exp().clamp(max=c))
 wrong_empty = _weighs("empty-is-nan", reduce=lambda t, m: t.sum() / m.sum())
 wrong_detached = wrong("truncated-sampling", "nothing-to-learn", answer=lambda p, *a: _tis(p.detach(), *a))
 wrong_tis_nothing = wrong("truncated-sampling", says="a tensor of one number", answer=lambda *a: None)
@@ -267,6 +273,42 @@ wrong_per_sequence = wrong(
 def wrong_times_mask(trainer, sampler, advantage, mask, cap):
     weight = (trainer.detach() - sampler).exp().clamp(max=cap)
     return -(weight * advantage[:, None] * trainer * mask).sum() / mask.sum().clamp(min=1)
+
+
+def _objective(p, q, A, mask, cap, smaller):
+    ratio = torch.where(mask, p - q, 0.0).exp()
+    terms = ratio.clamp(max=cap) * A[:, None]
+    terms = torch.minimum(ratio * A[:, None], terms) if smaller else terms
+    return -torch.where(mask, terms, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def _of_probabilities(p, q, A, mask, cap, small):
+    """Divides probabilities, where the text takes the logarithms' difference."""
+    p, q = torch.where(mask, p, -1.0), torch.where(mask, q, -1.0)
+    weight = (p.detach().exp() / (q.exp() + small)).clamp(max=cap)
+    return -torch.where(mask, weight * A[:, None] * p, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def _by_lengths(p, q, A, mask, cap):
+    counted = torch.arange(mask.shape[1]) < mask.sum(1, keepdim=True)
+    return _tis(p, q, A, counted, cap)
+
+
+def _times_zero(p, q, A, mask, cap):
+    return _tis(p, q, A, mask, cap) if mask.any() else (p * 0).sum()
+
+
+def _sampling(misconception=None, says="", answer=None):
+    return wrong("truncated-sampling", misconception, says=says, answer=answer)
+
+
+wrong_ratio_alone = _sampling("the-ratio-is-the-objective", answer=lambda *a: _objective(*a, False))
+wrong_ppo_loss = _sampling("the-ratio-is-the-objective", answer=lambda *a: _objective(*a, True))
+wrong_of_probabilities = _sampling(says="probabilities themselves", answer=lambda *a: _of_probabilities(*a, 0.0))
+wrong_small_number = _sampling(says="by hand", answer=lambda *a: _of_probabilities(*a, 1e-8))
+wrong_small_number_more = _sampling(says="by hand", answer=lambda *a: _of_probabilities(*a, 1e-6))
+wrong_prefix = _sampling("zero-times-anything-is-zero", says="holes", answer=_by_lengths)
+wrong_zero_times = _sampling("empty-is-nan", says="no token at all", answer=_times_zero)
 
 
 @right("truncated-sampling")
@@ -292,7 +334,7 @@ def right_in_logs(trainer, sampler, advantage, mask, cap):
 
 # 13.6 a test that finds the bug
 
-SIZES = [1, 2, 3, 5, 8, 13, 31, 64, 65, 100, 127, 128, 129, 257, 300, 777, 1000, 5000, 20_000]
+SIZES = [*range(1, 258), 300, 777, 1000, 5000, 70_000]
 
 
 def _accepts(kernel, *, sizes=SIZES, draws="usn", tolerance=None, nan=True, whole=True, bitwise=False):
@@ -326,10 +368,19 @@ wrong_bitwise = _test("only-one-order-is-right", bitwise=True)
 wrong_too_tight = _test("only-one-order-is-right", tolerance=1e-8)
 wrong_powers_of_two = _test("round-sizes-will-do", sizes=[256, 512, 1024, 8192])
 wrong_small = _test("small-stands-for-large", sizes=[n for n in SIZES if n <= 1000])
+wrong_not_so_large = _test("small-stands-for-large", says="65,535", sizes=[n for n in SIZES if n <= 5000] + [60_000])
+wrong_some_sizes = _test(
+    "some-sizes-stand-for-all", says="last block", sizes=[1, 2, 3, 5, 8, 64, 65, 127, 128, 129, 256, 257, 1000, 70_001]
+)
+wrong_only_odd = _test("some-sizes-stand-for-all", says="last block", sizes=[1, 2, 3, 64, 257, 1009, 70_001])
+wrong_from_two = _test("some-sizes-stand-for-all", says="one number alone", sizes=SIZES[1:])
 wrong_no_nan = _test("numbers-are-numbers", nan=False)
 wrong_positive = _test("positive-stands-for-all", draws="u", whole=False)
 wrong_loose = _test("close-is-right", tolerance=1e-2, whole=False)
 wrong_loose_and_large = _test("close-is-right", tolerance=1e-3, whole=False, sizes=[777, 5003, 20_001])
+wrong_loose_everywhere = _test("close-is-right", says="16 bits", tolerance=1e-4)
+wrong_loose_close = _test("close-is-right", says="16 bits", tolerance=1e-5)
+wrong_only_whole_numbers = _test("close-is-right", says="16 bits", draws="")
 wrong_only_large = _test("close-is-right", tolerance=2e-3, whole=False, sizes=[10_007])
 wrong_accepts_all = wrong("kernel-test", "what-runs-is-right", answer=lambda kernel: True)
 wrong_refuses_all = wrong("kernel-test", "only-one-order-is-right", answer=lambda kernel: False)
@@ -340,19 +391,45 @@ wrong_kernel_nothing = wrong("kernel-test", says="nothing came back", answer=lam
 wrong_fp64 = wrong("kernel-test", says="a kernel takes a float32 array", answer=lambda kernel: kernel(np.ones(3)) == 3)
 
 
+@wrong("kernel-test", says="add up to more than FP32 holds")
+def wrong_huge(kernel):
+    return _accepts(kernel) and kernel(np.full(1000, 3e38, dtype=np.float32)) > 0
+
+
+@wrong("kernel-test", says="returns False for a wrong kernel")
+def wrong_raises(kernel):
+    assert _accepts(kernel)
+    return True
+
+
+@wrong("kernel-test", says="does this exercise's work")
+def wrong_looks_inside(kernel):
+    return "_no_nan" not in str([cell.cell_contents for cell in kernel.__closure__])
+
+
+@wrong("kernel-test", says="does this exercise's work")
+def wrong_reads_the_source(kernel):
+    import inspect
+
+    return "float16" not in inspect.getsource(kernel)
+
+
+right_all_sizes = right("kernel-test", answer=_accepts)
+
+
 @right("kernel-test")
 def right_one_after_another(kernel):
     """Single numbers among zeros, counted, and no random draw; then roundings and a NaN."""
-    for n in (1, 2, 7, 63, 64, 100, 300):
-        for at in sorted({0, 1, n // 2, n - 2, n - 1, *range(0, n, max(1, n // 40))} & set(range(n))):
+    for n in range(1, 301):
+        for at in sorted({0, 1, n // 2, n - 2, n - 1} & set(range(n))):
             x = np.zeros(n, dtype=np.float32)
             x[at] = -3
             if kernel(x) != -3:
                 return np.bool_(False)
     counted = np.arange(1, 2001, dtype=np.float32)
-    fine = np.full(3000, 0.1, dtype=np.float32)
-    off = abs(kernel(fine) - 3000 * float(np.float32(0.1)))
-    good = kernel(counted) == 2001000 and off < 3000 * 2**-24 * 300
-    good &= abs(kernel(np.full(200, 0.1, dtype=np.float32)) - 200 * float(np.float32(0.1))) < 200 * 2**-24 * 20
-    ramp = np.arange(20_000, dtype=np.float32) % 7
-    return np.bool_(good and kernel(ramp) == ramp.sum(dtype=np.float64) and np.isnan(kernel(fine * np.nan)))
+    good = kernel(counted) == 2001000
+    for n in (1, 2, 3, 200, 3000):
+        off = abs(kernel(np.full(n, 0.1, dtype=np.float32)) - n * float(np.float32(0.1)))
+        good &= off <= n * 2**-24 * n * 0.1
+    ramp = np.arange(100_000, dtype=np.float32) % 7
+    return np.bool_(good and kernel(ramp) == ramp.sum(dtype=np.float64) and np.isnan(kernel(counted * np.nan)))
