@@ -234,7 +234,7 @@ def twins(
     *,
     title: str,
     subtitle: str | None = None,
-    right_title: str = "ten recorded seeds, at the end",
+    right_title: str = "recorded seeds: loss at the end",
     floor: float | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
@@ -264,7 +264,7 @@ def twins(
     panel_title(left, "this page's run")
     table = np.asarray(list(ends.values()), dtype=float)  # (runs, seeds)
     for seed in table.T:
-        right.plot(range(len(seed)), seed, color=COLORS["rule"], linewidth=1, zorder=1)
+        right.plot(range(len(seed)), seed, color=COLORS["grey"], linewidth=0.9, zorder=1)
     for place, seeds in enumerate(table):
         right.plot([place] * len(seeds), seeds, "o", color=series(place)["color"], markersize=5.5, zorder=3)
     right.set_xticks(range(len(table)), list(ends))

@@ -54,9 +54,10 @@ def gaps(
         left.annotate(
             name,
             (x, y),
-            xytext=(-5 if crowded else 5, 5),
+            xytext=(-6, -3) if crowded else (5, 5),  # curves fall: free are the corners below left and above right
             textcoords="offset points",
             ha="right" if crowded else "left",
+            va="top" if crowded else "baseline",
             size=9.5,
             color=ink(color),
         )
@@ -90,30 +91,24 @@ def batch_sizes(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """For each batch size the largest difference of one row's result: {what: (sizes,)}. Equal bits stand on a floor."""
+    """For each batch size the largest difference of one row's result: {what: (sizes,)}. Equal bits: at the foot."""
     fig, ax = new_figure(title, subtitle, height=230)
     positive = [value for values in differences.values() for value in values if value > 0]
     low = min(positive, default=1e-9)
-    floor = low / 30
+    floor = low / 150
     labelled = []
     for place, (name, values) in enumerate(differences.items()):
         look = series(place)
-        heights = [value if value > 0 else floor for value in values]
+        heights = [value if value > 0 else floor * 2.3 ** (1 - place) for value in values]  # side by side, not one
         [line] = ax.plot(range(len(sizes)), heights, marker="o", markersize=5, **{**look, "linewidth": 1.4})
         labelled.append((line, name))
-    ax.axhline(floor, color=COLORS["grey"], linewidth=1, linestyle=_DASH, zorder=0)
-    ax.annotate(
-        "equal, bit by bit",
-        (0, floor),
-        xytext=(2, 5),
-        textcoords="offset points",
-        size=9,
-        color=ink(COLORS["muted"]),
-    )
     end_labels(ax, labelled)
     ax.set_yscale("log")
     ax.minorticks_off()
-    ax.set_ylim(floor / 2, max(positive, default=1e-8) * 4)
+    high = max(positive, default=1e-8) * 4
+    decades = [10.0**power for power in range(-12, 3) if low / 5 < 10.0**power < high]
+    ax.set_yticks([floor, *decades], ["none:\nequal bits", *(f"{tick:.0e}".replace("e-0", "e-") for tick in decades)])
+    ax.set_ylim(floor / 9, high)
     ax.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     ax.set_xlabel("rows in the batch")
     ax.set_ylabel("largest difference")
@@ -134,7 +129,7 @@ def policies(
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
     """Left: reward over the updates of each way. Right: {way: (seeds,)} at the end, a line a seed over the ways."""
-    fig, (left, right) = new_panels(title, subtitle, height=310, cols=2, width_ratios=[1, 1.05])
+    fig, (left, right) = new_panels(title, subtitle, height=310, cols=2, width_ratios=[0.8, 1.3])
     labelled = []
     for place, (name, values) in enumerate(curves.items()):
         look = series(place)
@@ -148,11 +143,11 @@ def policies(
     panel_title(left, left_title)
     table = np.asarray(list(ends.values()), dtype=float)  # (ways, seeds)
     for seed in table.T:
-        right.plot(range(len(seed)), seed, color=COLORS["rule"], linewidth=1, zorder=1)
+        right.plot(range(len(seed)), seed, color=COLORS["grey"], linewidth=0.9, zorder=1)
     for place, seeds in enumerate(table):
         right.plot([place] * len(seeds), seeds, "o", color=series(place)["color"], markersize=5.5, zorder=3)
     right.set_xticks(range(len(table)), [name.replace(" ", "\n") for name in ends])
-    right.tick_params(axis="x", labelsize=9, labelcolor=COLORS["ink"])
+    right.tick_params(axis="x", labelsize=9 if len(table) < 5 else 7.8, labelcolor=COLORS["ink"])
     right.set_xlim(-0.4, len(table) - 0.6)
     panel_title(right, right_title)
     if row:
