@@ -1,7 +1,9 @@
 """Reasoning exercise 13.3: the cheapest cure for a sum that loses its addends, and how large its error is."""
 
 import math
+from dataclasses import replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from course_lib.checks.ch02_nine import answer_run, one_case
@@ -24,6 +26,7 @@ BYTES = {
     "stored": {"A": 0, "B": 0, "C": 2, "D": 2, "E": 0},
 }
 """More bytes for each number. A weight's FP32 master is beside the 16-bit one that the layers read."""
+RIGHT_NUMBER = "the evidence is right, the choice is not"
 OPERATIONS = {"A": 1, "E": 1, "D": 1, "B": 3, "C": 4}
 
 
@@ -88,18 +91,21 @@ def cure_text(variant: int) -> str:
     cost = BYTES[place]
     a = f"2^{run['power']}"
     rows = {
-        "A": ("a plain running sum", "it stops where a sum of its addends stops; exact until there"),
-        "B": ("stochastic rounding", "2 x sqrt(n x addend x spacing at the end): two standard deviations"),
-        "C": ("Kahan's compensation", "half the spacing at the end"),
-        "D": ("a sum in FP32", "sqrt(n) x 2^-24 of the sum"),
-        "E": ("pairwise, in the format", "log2(n) x 2^-(m+1) of the sum, with m stored bits"),
+        "A": ("a plain running sum", "(sum - where it stops) / sum; exact until there"),
+        "B": (
+            "stochastic rounding",
+            "2 x sqrt(n x addend x spacing at the end) / sum: two standard deviations",
+        ),
+        "C": ("Kahan's compensation", "half the spacing at the end / sum"),
+        "D": ("a sum in FP32", "sqrt(n) x 2^-24"),
+        "E": ("pairwise, in the format", "log2(n) x 2^-(m+1), with m stored bits"),
     }
     lines = [
         f"{fmt} ({BITS[fmt]} stored mantissa bits): {PLACES[place].format(n=run['n'], a=a)}.",
         f"The sum is to be within {run['limit']:g}% of the exact one, for many numbers side by side.",
         "",
         "                                  more bytes    operations",
-        "                                  a number      an addend     its error",
+        "                                  a number      an addend     its error; `sum` is the exact one",
     ]
     for line, (what, error) in rows.items():
         if line in cost:
@@ -114,16 +120,26 @@ def cure_text(variant: int) -> str:
     lines += [
         "",
         "choice:   of the lines that keep the limit the one with the fewest bytes; of several the fewest operations",
-        'evidence: the error of "A" in per cent of the exact sum, whatever you choose',
+        'evidence: the error of "A" in per cent of the exact sum, whatever you choose;',
+        "          within half a point of per cent",
     ]
     return "\n".join(lines)
 
 
 def cure_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """The letter exact, the per cents within 0.1%. Errors are 1.5 times below or above the limit."""
+    """The letter exact; the per cents within half a point, as the text says. Errors are 1.5 times from the limit.
+
+    The number is the same whatever the letter is, so a wrong letter beside it costs a try: no letters one by one.
+    """
     run = cure(int(returned["variant"]))
     choice, number = partial(_wrong_choice, run), partial(_wrong_number, run)
-    return judge_choice(returned, run, "ABCDE", choice, number, rel_tol=1e-3)
+    value = returned.get("evidence")
+    if isinstance(value, Real) and abs(float(value) - run["evidence"]) <= 0.5:
+        returned = {**returned, "evidence": run["evidence"]}
+    wrong = judge_choice(returned, run, "ABCDE", choice, number, rel_tol=1e-9)
+    if wrong is not None and wrong.message.startswith(RIGHT_NUMBER):
+        return replace(wrong, form=False)
+    return wrong
 
 
 def _wrong_choice(run: dict[str, Any], given: str) -> Wrong:
@@ -152,6 +168,9 @@ def _wrong_number(run: dict[str, Any], value: float) -> Wrong:
     end = run["start"] + run["n"] * run["a"]
     m = BITS[run["format"]]
     stop = max(run["start"], 2.0 ** (m + 1) * run["a"])
+    if run["start"] and math.isclose(value, 100 * (end - stop) / (end - run["start"]), abs_tol=0.05):
+        text = "that is the share of the addends. In per cent of which sum?"
+        return Wrong(before + text, "per-cent-of-the-wrong-sum", form=True)
     guesses = {
         "what-is-reached-is-the-error": (100 - right, "that is how much of it is there"),
         "per-cent-of-the-wrong-sum": (100 * (end - stop) / stop, "in per cent of which sum?"),
@@ -162,9 +181,7 @@ def _wrong_number(run: dict[str, Any], value: float) -> Wrong:
         "nothing-is-lost": (0.0, "does this sum reach its end? Where does one of these addends stop?"),
     }
     found = {
-        rule: text
-        for rule, (guess, text) in guesses.items()
-        if math.isclose(value, guess, rel_tol=1e-3, abs_tol=1e-9) and not math.isclose(guess, right, rel_tol=4e-3)
+        rule: text for rule, (guess, text) in guesses.items() if abs(value - guess) <= 0.5 and abs(guess - right) > 1
     }
     if found:
         rule = next(iter(found))

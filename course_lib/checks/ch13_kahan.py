@@ -10,6 +10,8 @@ from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
 __all__ = ["KAHAN"]
 
 STEPS = 400
+NUMBERS = ("fsum", "tolist", "item", "numpy")
+"""What makes Python's own numbers, or NumPy's, of a tensor."""
 
 
 def _bf16(x: np.ndarray) -> np.ndarray:
@@ -26,6 +28,14 @@ def _step(w: np.ndarray, lost: np.ndarray, update: np.ndarray, rule: str = "") -
         y = _bf16(update)
     new = _bf16(w + y)
     left = _bf16(_bf16(new - w) - y)
+    if rule == "lost-is-a-record":
+        y = _bf16(update)
+        new = _bf16(w + y)
+        left = _bf16(lost + _bf16(_bf16(new - w) - y))
+    if rule == "the-weight-is-still-there":
+        left = -y
+    if rule == "counts-what-was-lost-twice":
+        left = _bf16(_bf16(new - w) - _bf16(y - lost))
     if rule == "the-update-not-what-was-added":
         left = _bf16(_bf16(new - w) - update)
     if rule == "what-is-lost-is-not-kept":
@@ -52,13 +62,34 @@ def kahan_cases(seed: int) -> list[Case]:
     ]
 
 
+def _bf16_alone() -> Any:
+    """A mode that refuses an operation whose result is another kind of number. Comparisons and indices are fine."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Bf16Alone(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            for part in tree_leaves(found):
+                kind = getattr(part, "dtype", torch.float64 if isinstance(part, float) else torch.bfloat16)
+                if kind != torch.bfloat16 and (kind.is_floating_point or kind.is_complex):
+                    name = func.overloadpacket.__name__.strip("_")
+                    raise WrongForm(f"every number in `step` is BF16; `{name}` makes one of {kind} in yours")
+            return found
+
+    return Bf16Alone()
+
+
 def kahan_run(answer: Callable[..., Any], case: Case) -> dict[str, Any]:
     import torch
 
     w = torch.from_numpy(case["weight"]).bfloat16()
     lost, weights = torch.zeros_like(w), []
     for update in torch.from_numpy(case["updates"]).bfloat16():
-        found = answer(w.clone(), lost.clone(), update.clone())
+        given = w.clone(), lost.clone(), update.clone()
+        with _bf16_alone():
+            found = answer(*given)
         if not isinstance(found, tuple | list) or len(found) != 2:
             raise WrongForm(f"step returns a pair, (weight, lost); {'nothing' if found is None else kind(found)} came")
         for name, part in zip(("weight", "lost"), found, strict=True):
@@ -78,6 +109,9 @@ HINTS = {
     "the-update-not-what-was-added": "of what is it that something was lost: of the update alone?",
     "adds-up-what-was-lost": "what was lost before is in this step's sum. Is it still lost?",
     "takes-the-update-away": "the weights move the other way",
+    "lost-is-a-record": "`lost` is a record of all that was lost, and nobody adds it",
+    "the-weight-is-still-there": "`lost` is all that was wanted. Is the weight that you take away still the old one?",
+    "counts-what-was-lost-twice": "what was lost before is in what was wanted, and once more in `lost`",
 }
 
 
@@ -99,9 +133,12 @@ def kahan_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     size = np.maximum(np.abs(exact).max(0), np.abs(case["weight"]))
     error = np.abs(found - exact).max(0) / size
     lost = returned["lost"].numpy().astype(np.float64)
-    beside = min((np.abs(found[-1] + sign * lost - exact[-1]) / size).max() for sign in (1, -1))
-    if error.max() <= 2.0**-7 and beside <= 2.0**-10 and np.isfinite(found).all():
-        return None
+    beside, other = ((np.abs(found[-1] + sign * lost - exact[-1]) / size).max() for sign in (1, -1))
+    if error.max() <= 2.0**-7 and min(beside, other) <= 2.0**-10 and np.isfinite(found).all():
+        if beside <= 2.0**-10:
+            return None
+        text = "the weights are right, and weight - `lost` is the exact sum. The text wants it the other way round"
+        return Wrong(text, "what-was-too-much-is-missing")
     ends = (found[-1].astype(np.float32), np.abs(lost).astype(np.float32))
     for rule, text in HINTS.items():
         if all(np.array_equal(one, two) for one, two in zip(ends, _final(case, rule), strict=True)):
@@ -118,7 +155,16 @@ KAHAN = Exercise(
     cases=kahan_cases,
     run=kahan_run,
     judge=kahan_judge,
-    forbidden=("course_lib.precision", "course_lib.failures", "float", "double", "float32", "float64", "fsum"),
+    forbidden=(
+        "course_lib.precision",
+        "course_lib.failures",
+        "float",
+        "double",
+        "float32",
+        "float64",
+        "fsum",
+        *NUMBERS,
+    ),
     misconceptions={
         "what-is-lost-is-not-kept": "what a rounding loses is lost",
         "forgets-what-was-lost": "to know what was lost is enough",
@@ -126,5 +172,9 @@ KAHAN = Exercise(
         "the-update-not-what-was-added": "what was lost is the update minus what moved",
         "adds-up-what-was-lost": "losses add up, even those that were made good",
         "takes-the-update-away": "an update is always taken away",
+        "lost-is-a-record": "to write down what was lost is enough",
+        "the-weight-is-still-there": "a name stands for the old value after it was overwritten",
+        "counts-what-was-lost-twice": "what was lost before is added beside what was wanted",
+        "what-was-too-much-is-missing": "what was added too much and what is missing are the same",
     },
 )

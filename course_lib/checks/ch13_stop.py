@@ -37,11 +37,13 @@ def stop_cases(seed: int) -> list[Case]:
         {"name": "FP16, a small addend", "addend": odd(10, -12, -5), "bits": 10},
         {"name": "FP16, halves", "addend": 0.5, "bits": 10},
         {"name": "FP16, three quarters", "addend": 0.75, "bits": 10},
+        {"name": "FP16, a little more than 4", "addend": 4 * (1 + 2.0**-10), "bits": 10},
         {"name": "BF16, a learning rate's worth", "addend": odd(7, -14, -6), "bits": 7},
         {"name": "BF16, a power of two", "addend": math.ldexp(1.0, int(rng.integers(-20, -3))), "bits": 7},
         {"name": "FP8 E4M3, its exponents without end", "addend": odd(3, -3, 6), "bits": 3},
         {"name": "FP32, a large number", "addend": odd(23, 3, 20), "bits": 23},
         {"name": "a wide format", "addend": odd(20, -9, 9), "bits": wide},
+        {"name": "35 bits, a little more than 1,024", "addend": 1024 * (1 + 2.0**-35), "bits": 35},
         {"name": "a wide format, a power of two", "addend": math.ldexp(1.0, int(rng.integers(-9, 9))), "bits": wide},
     ]
 
@@ -65,8 +67,12 @@ def stop_judge(case: Case, returned: Any) -> Wrong | None:
             "add the addend to half of it by hand: halfway between two values, which one is it rounded to?",
         ),
         "the-stop-is-a-multiple": (addend * 2 ** (bits + 1), "between which values does the spacing change?"),
+        "the-addend-is-rounded-down": (
+            right / 2 if not power else None,
+            "the addend is no power of two, and more than half a spacing there. Is it lost?",
+        ),
         "forgets-the-hidden-bit": (
-            right / 2,
+            right / 2 if power else None,
             "there the addend is not lost yet. Of how much of a spacing is less lost?",
         ),
         "ones-stand-for-all": (2.0 ** (bits + 1), "that is where a sum of ones stops"),
@@ -96,6 +102,7 @@ STOP = Exercise(
         "ties-go-up": "halves are rounded up",
         "the-stop-is-a-multiple": "a sum stops at a multiple of its addend",
         "forgets-the-hidden-bit": "an addend is lost as soon as it is less than a spacing",
+        "the-addend-is-rounded-down": "an addend counts as the power of two below it",
         "ones-stand-for-all": "a format stops at one number, whatever is added",
         "only-under-a-quarter": "what is half a spacing still counts",
         "half-of-a-spacing-still-counts": "an addend is lost when it is less than a quarter of a spacing",

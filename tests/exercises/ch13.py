@@ -34,7 +34,17 @@ wrong_next_power = _stops(
     answer=lambda a, m: 2.0 ** (m + 1) * _up(a) * (1 if math.frexp(a)[0] == 0.5 else 2),
 )
 wrong_rounded_addend = _stops(
-    "forgets-the-hidden-bit", answer=lambda a, m: 2.0 ** (m + 1) * 2.0 ** math.floor(math.log2(a))
+    "the-addend-is-rounded-down", answer=lambda a, m: 2.0 ** (m + 1) * 2.0 ** math.floor(math.log2(a))
+)
+wrong_rounded_log = _stops(
+    "the-addend-is-rounded-down",
+    says="a little more than 4)",
+    answer=lambda a, m: 2.0 ** (m + 1) * 2.0 ** (round(math.log2(a) + 0.49) if a >= 1 else math.ceil(math.log2(a))),
+)
+wrong_short_log = _stops(
+    "the-addend-is-rounded-down",
+    says="35 bits",
+    answer=lambda a, m: 2.0 ** (m + 1 + math.ceil(float(np.log2(np.float32(a))))),
 )
 wrong_in_bits = _stops(says="how far apart are the values", answer=lambda a, m: m + 1)
 wrong_stop_nothing = _stops(says="nothing came back", answer=lambda a, m: None)
@@ -107,6 +117,10 @@ wrong_sum = _told("they-add-up", answer=_trace(0, evidence=2 * MEAN + math.sqrt(
 wrong_linear_feedback = _told(
     "bias-is-always-linear", answer=_trace(3, evidence=math.hypot(2 * _last(3)[0], math.sqrt(2) * _last(3)[1]))
 )
+C_LAST, C_FACTOR = math.hypot(*_last(3)), _last(3)[0] / abs(float(trace(3)["mean"][-2]))
+wrong_same_factor = _told("the-same-factor-again", answer=_trace(3, evidence=C_LAST * C_FACTOR))
+wrong_only_what_comes = _told("what-is-there-is-forgotten", answer=_trace(3, evidence=C_LAST * (C_FACTOR - 1) ** 2))
+wrong_never_settles = _told("errors-always-add-up", answer=_trace(2, evidence=1.4 * trace(2)["evidence"]))
 wrong_trace_half = _told(
     "what-is-small-settles", says="the evidence is right, the choice is not", answer=_trace(0, "D")
 )
@@ -115,7 +129,7 @@ wrong_trace_letter = _told(says="one letter", answer=_trace(0) | {"choice": "bia
 
 right_variance = right("bias-or-variance", answer=_trace(1, evidence=math.sqrt(2) * _last(1)[1]))
 right_forgotten = right("bias-or-variance", answer=_trace(2))
-right_feedback = right("bias-or-variance", answer=_trace(3, evidence=trace(3)["evidence"] * 1.05))
+right_feedback = right("bias-or-variance", answer=_trace(3, evidence=trace(3)["evidence"] * 1.04))
 right_loud_bias = right("bias-or-variance", answer=_trace(4) | {"choice": "b"})
 right_from_all_rows = right("bias-or-variance", answer=_trace(6, evidence=trace(6)["evidence"] * 0.98))
 
@@ -157,6 +171,8 @@ wrong_half_stop = _chose(
 wrong_none_lost = _chose("nothing-is-lost", answer=_cure(2, evidence=0.0))
 wrong_cure_share = _chose(says="in per cent", answer=_cure(0, evidence=cure(0)["evidence"] / 100))
 wrong_cure_half = _chose("wider-is-the-cure", says="the evidence is right, the choice is not", answer=_cure(0, "D"))
+wrong_share_of_addends = _chose("per-cent-of-the-wrong-sum", answer=_cure(0, evidence=100.0))
+wrong_cure_a_point = _chose(says="the number is not", answer=_cure(0, evidence=cure(0)["evidence"] + 0.7))
 wrong_cure_empty = _chose(says="`choice` is still empty", answer=_cure(0) | {"choice": None})
 
 right_by_chance = right("choose-the-cure", answer=_cure(1))
@@ -164,6 +180,8 @@ right_fp32 = right("choose-the-cure", answer=_cure(2, evidence=round(cure(2)["ev
 right_pairs = right("choose-the-cure", answer=_cure(3))
 right_no_cure = right("choose-the-cure", answer=_cure(4) | {"evidence": 0})
 right_kahan_again = right("choose-the-cure", answer=_cure(5) | {"choice": "c"})
+right_rounded = right("choose-the-cure", answer=_cure(1, evidence=float(round(cure(1)["evidence"]))))
+right_rounded_down = right("choose-the-cure", answer=_cure(0, evidence=cure(0)["evidence"] - 0.4))
 right_later = right("choose-the-cure", answer=_cure(7))
 
 # 13.4 an update that is not lost
@@ -174,20 +192,49 @@ def _kahan(misconception=None, says="", answer=None):
 
 
 wrong_plain_sum = _kahan("what-is-lost-is-not-kept", answer=lambda w, lost, u: (w + u, lost))
-wrong_kept_unused = _kahan("forgets-what-was-lost", answer=lambda w, lost, u: (w + u, ((w + u) - w) - u))
-wrong_sign = _kahan("adds-what-was-lost-twice", answer=lambda w, lost, u: _add(w, u + lost))
+wrong_kept_unused = _kahan("forgets-what-was-lost", answer=lambda w, lost, u: (w + u, u - ((w + u) - w)))
+wrong_sign = _kahan("adds-what-was-lost-twice", answer=lambda w, lost, u: _missing(w, u - lost))
 wrong_update_alone = _kahan(
-    "the-update-not-what-was-added", answer=lambda w, lost, u: (w + (u - lost), ((w + (u - lost)) - w) - u)
+    "the-update-not-what-was-added", answer=lambda w, lost, u: (w + (u + lost), u - ((w + (u + lost)) - w))
 )
 wrong_adds_losses = _kahan(
-    "adds-up-what-was-lost", answer=lambda w, lost, u: (_add(w, u - lost)[0], lost + _add(w, u - lost)[1])
+    "adds-up-what-was-lost", answer=lambda w, lost, u: (_missing(w, u + lost)[0], lost + _missing(w, u + lost)[1])
 )
 wrong_subtracts = _kahan("takes-the-update-away", answer=lambda w, lost, u: _add(w, -u - lost))
 wrong_simplified = _kahan("what-is-lost-is-not-kept", answer=lambda w, lost, u: (w + (u - lost), torch.zeros_like(u)))
 wrong_wider = _kahan(says="does this exercise's work", answer=lambda w, lost, u: (w.float() + u).bfloat16())
+wrong_promoted = _kahan(says="is BF16", answer=lambda w, lost, u: (w * torch.ones(12)).bfloat16())
+wrong_default_type = _kahan(says="is BF16", answer=lambda w, lost, u: w.to(torch.get_default_dtype()))
+wrong_complex = _kahan(says="is BF16", answer=lambda w, lost, u: w.to(torch.complex64).real)
+wrong_float_tensor = _kahan(says="is BF16", answer=lambda w, lost, u: w.type(torch.FloatTensor))
+wrong_python_numbers = _kahan(says="does this exercise's work", answer=lambda w, lost, u: w.tolist())
+wrong_chapters_sign = _kahan("what-was-too-much-is-missing", answer=lambda w, lost, u: _add(w, u - lost))
+wrong_record = _kahan("lost-is-a-record", answer=lambda w, lost, u: (w + u, lost + (u - ((w + u) - w))))
+wrong_twice = _kahan(
+    "counts-what-was-lost-twice",
+    answer=lambda w, lost, u: (w + (u + lost), lost + (u + lost) - ((w + (u + lost)) - w)),
+)
 wrong_only_weight = _kahan(says="step returns a pair", answer=lambda w, lost, u: w + u)
 wrong_fp32_lost = _kahan(says="is BF16", answer=lambda w, lost, u: (w, lost * torch.ones(()).new_zeros(12)))
 wrong_kahan_nothing = _kahan(says="nothing came", answer=lambda w, lost, u: None)
+
+
+@wrong("kahan-step", "the-weight-is-still-there")
+def wrong_overwrites(w, lost, u):
+    wanted = u + lost
+    new = w + wanted
+    w.copy_(new)
+    return new, wanted - (new - w)
+
+
+@right("kahan-step")
+def right_in_place(weight, lost, update):
+    """Changes what it is given, and prints on the way."""
+    wanted, old = update + lost, weight.clone()
+    weight += wanted
+    print(weight)
+    lost.copy_(wanted).sub_(weight - old)
+    return weight, lost
 
 
 def _add(w, wanted):
@@ -195,9 +242,14 @@ def _add(w, wanted):
     return new, (new - w) - wanted
 
 
+def _missing(w, wanted):
+    new = w + wanted
+    return new, wanted - (new - w)
+
+
 @right("kahan-step")
 def right_missing_part(weight, lost, update):
-    """The other sign: what is still missing."""
+    """With torch's function."""
     wanted = update + lost
     new = torch.add(weight, wanted)
     return new, wanted - (new - weight)
@@ -206,10 +258,10 @@ def right_missing_part(weight, lost, update):
 @right("kahan-step")
 def right_two_sum(weight, lost, update):
     """Knuth's, which does not ask which of the two is larger."""
-    wanted = update - lost
+    wanted = update + lost
     new = weight + wanted
     back = new - weight
-    return [new, -((weight - (new - back)) + (wanted - back))]
+    return [new, (weight - (new - back)) + (wanted - back)]
 
 
 # 13.5 truncated importance sampling
