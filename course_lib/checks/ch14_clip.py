@@ -11,6 +11,7 @@ from course_lib.checks.smell import plain
 
 __all__ = ["CLIP", "clipped"]
 
+FLAT = "without-deviation-all-is-the-mean"
 RULES = {
     "the-raw-norm-enters": "after a spike your limit is too wide: which norm is it that the weights have felt?",
     "clipped-to-the-threshold": "a norm far out and one just beyond the threshold do not end at the same place",
@@ -23,6 +24,8 @@ RULES = {
     "nan-is-a-number": "one norm was not finite. What became of the mean?",
     "nan-takes-a-place": "a norm that is not finite came in the warm-up: is it one of its norms?",
     "warm-up-is-clipped": "a norm of the warm-up was changed",
+    FLAT: "with a deviation of 0, which norms become the mean, and which stay?",
+    "without-deviation-nothing-enters": "the deviation was 0 at an earlier norm. Did that norm enter?",
 }
 
 
@@ -55,7 +58,9 @@ def clipped(case: Case, rule: str = "") -> list[float]:
         away, used = norm - mean, norm
         limit = 0.0 if rule == "everything-above-the-mean" else threshold * spread
         outlier = abs(away) > limit if rule == "low-norms-are-outliers" else away > limit
-        if outlier:
+        if rule == FLAT and spread == 0:
+            used = mean
+        elif outlier:
             if rule == "clipped-to-the-threshold":
                 left = threshold * spread
             elif rule == "no-square":
@@ -64,6 +69,8 @@ def clipped(case: Case, rule: str = "") -> list[float]:
                 left = threshold**2 * spread**2 / away
             used = mean + left
         out.append(used if math.isfinite(used) else math.nan)
+        if rule == "without-deviation-nothing-enters" and spread == 0:
+            continue
         enters = norm if rule == "the-raw-norm-enters" else used
         old = mean
         mean = keep * mean + (1 - keep) * enters
@@ -100,12 +107,19 @@ def clip_cases(seed: int) -> list[Case]:
         case("NaN and infinity", broken),
         case("NaN in the warm-up", early, 3.0, 0.9, 20),
         case("fewer norms than the warm-up has", trace(12, {8: 20.0})),
-        case("all the same, then one larger", [0.5] * 20 + [2.0] + [0.5] * 5, 2.5, 0.75, 4),
+        # the deviation is 0 until a smaller norm comes, which stays, and enters; the last ones feel it
+        case(
+            "all the same, then one larger, then one smaller",
+            [0.5] * 9 + [2.0, 0.5, 0.3, *trace(9, {6: 5.0})],
+            2.5,
+            0.75,
+            4,
+        ),
     ]
 
 
 def clip_run(answer: Callable[..., Any], case: Case) -> list[float]:
-    said = answer(list(case["norms"]), case["threshold"], case["keep"], case["warm_up"])
+    said = answer(case["norms"], case["threshold"], case["keep"], case["warm_up"])
     if said is None:
         raise WrongForm("nothing came back. Does every path end in a `return`?")
     if hasattr(said, "tolist"):
@@ -132,6 +146,8 @@ def clip_judge(case: Case, returned: Any) -> Wrong | None:
     if _alike(returned, right) or np.allclose(returned, right, rtol=1e-4, atol=1e-4):
         return None
     fits = [rule for rule in RULES if _alike(returned, clipped(case, rule)) and not _alike(right, clipped(case, rule))]
+    if FLAT in fits:  # who clips low norms has failed in an earlier case
+        fits = [FLAT]
     place = next(n for n, (a, b) in enumerate(zip(returned, right, strict=True)) if not _alike([a], [b]))
     where = f"step {place}, norm {norms[place]:.4g}: {returned[place]:.4g} came out. "
     if fits:
@@ -164,6 +180,8 @@ CLIP = Exercise(
         "everything-above-the-mean": "clipping starts at the mean",
         "nan-is-a-number": "NaN passes by and is gone",
         "nan-takes-a-place": "a NaN step is a step like others",
+        FLAT: "where nothing varied so far, nothing can",
+        "without-deviation-nothing-enters": "what cannot be measured in deviations is left out",
         "warm-up-is-clipped": "statistics are good from the second norm on",
     },
 )

@@ -24,6 +24,8 @@ PUBLISHED = (
 """Unexpected stops of Llama 3's pre-training, 54 days on 16,384 devices (2024, arXiv 2407.21783, table 5)."""
 DEVICES, DAYS = 16_384, 54
 GONE, NEW = "gone", "new"
+ODD = (NEW, GONE, GONE, NEW, GONE, NEW, NEW)
+"""Whether the odd row is empty on the left, or fuller than it should be: variant by variant, in no rhythm."""
 
 
 def expected(count: int, devices: float, days: float) -> float:
@@ -33,7 +35,7 @@ def expected(count: int, devices: float, days: float) -> float:
 
 def tables(variant: int) -> dict[str, Any]:
     """The job's size, its stops by cause, the row that no rate explains, and what was to be expected there."""
-    rng, odd_kind = variant_rng("rate-or-kind", variant), (NEW, GONE)[variant % 2]
+    rng, odd_kind = variant_rng("rate-or-kind", variant), ODD[variant % len(ODD)]
     while True:
         devices, days = int(rng.choice([512, 1024, 2048])), int(rng.integers(8, 28) * 10)
         rows = [PUBLISHED[int(k)] for k in sorted(rng.choice(len(PUBLISHED), 5, replace=False))]
@@ -53,13 +55,14 @@ def tables(variant: int) -> dict[str, Any]:
         unseen = any(counts[k] == 0 for k in others)
         growth = [rows[k][1] / max(counts[k], 0.5) for k in others]
         if usual and unseen and max(growth) > 4:
+            shown = [int(k) for k in rng.permutation(5)]  # by count, the odd row would often be the first
             return {
                 "devices": devices,
                 "days": days,
-                "rows": [(name, count, found) for (name, count), found in zip(rows, counts, strict=True)],
-                "means": means,
+                "rows": [(*rows[k], counts[k]) for k in shown],
+                "means": [means[k] for k in shown],
                 "kind": odd_kind,
-                "choice": "ABCDE"[odd],
+                "choice": "ABCDE"[shown.index(odd)],
                 "evidence": means[odd],
             }
 
@@ -69,7 +72,7 @@ def kinds_text(variant: int) -> str:
     run = tables(variant)
     lines = [
         "Unexpected stops by cause. Left a colleague's job, made up for this question; right Llama 3's",
-        "pre-training, as published (2024, arXiv 2407.21783, table 5).",
+        "pre-training, as published (2024, arXiv 2407.21783, table 5). The rows are in no order.",
         "",
         f"                               {run['devices']:>6,} devices    {DEVICES:,} devices",
         f"                               {run['days']:>6} days       {DAYS} days",
@@ -109,6 +112,7 @@ def _wrong_number(run: dict[str, Any], value: float) -> Wrong:
     _, count, found = run["rows"]["ABCDE".index(run["choice"])]
     devices, days = run["devices"] / DEVICES, run["days"] / DAYS
     guesses = {
+        "what-was-seen-was-expected": (found, "that is the count on the left. What was to be expected there?"),
         "devices-alone": (count * devices, "for how many days did each job run?"),
         "days-alone": (count * days, "on how many devices did each job run?"),
         "the-other-way-round": (found / devices / days, "that is what the left job's rate gives on the right"),
@@ -132,6 +136,7 @@ KINDS = Exercise(
         "unseen-is-new": "what was never seen in a small job is a new kind in a large one",
         "more-stops-are-another-kind": "many more stops mean that something new is going on",
         "any-difference-counts": "counts that differ from what was expected are no chance",
+        "what-was-seen-was-expected": "a row's own count says what was to be expected of it",
         "devices-alone": "stops grow with the devices, whatever the days",
         "days-alone": "stops grow with the days, whatever the devices",
         "the-other-way-round": "a ratio is a ratio, either way",

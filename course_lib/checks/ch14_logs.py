@@ -50,7 +50,8 @@ def logs_text(variant: int) -> str:
     lines = [
         f"The log of a run: {planned}. {resumed}",
         f"Some rows; `log({variant})` returns all of them, as a dict of arrays:",
-        f"{', '.join(series)}.",
+        f"{', '.join(name for name in series if not name.startswith('checksum'))},",
+        "and a checksum of the weights for each rank.",
         "",
         "step " + "".join(f"{name:>13}" for name in names),
         *(f"{step:4} " + "".join(f"{series[name][step]:13.7g}" for name in names) for step in shown),

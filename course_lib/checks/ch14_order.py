@@ -20,7 +20,7 @@ LINES = {
     ),
     NUMERICS: (
         "count the weights that an update changes, in the format in which they are kept",
-        "compare the largest activation with the end of FP16",
+        "compare the logits of a batch with those of the same weights in FP64",
         "compute a logged gradient norm once more in FP32",
         "add up the loss of a batch once more in FP32",
     ),
@@ -35,11 +35,11 @@ LINES = {
         "run one known product on every device, and compare the results",
     ),
     OUT: (
-        "measure what is still held after a step (memory would grow)",
-        "time how long a step waits for its batch (steps would take longer)",
-        "time each rank's own computing (steps would take longer)",
-        "compare the learning rate after the resume with the schedule (it would jump)",
-        "read the log of the loss scale (it would fall)",
+        "measure what is still held after a step",
+        "time how long a step waits for its batch",
+        "time each rank's own computing",
+        "compare the learning rate after the resume with the schedule",
+        "read the log of the loss scale",
     ),
     RESTART: ("start the run again from its beginning, same code and data",),
 }
@@ -97,21 +97,23 @@ def order_text(variant: int) -> str:
         "",
         'order:    letters of the checks that you would make, first one first, such as "CAB": in the order of',
         "          suspicion, within a kind the cheap ones first; without what cannot be the cause here, and",
-        "          without what measures nothing",
+        "          without what measures nothing. Only the dashboards that are as ever rule a check out, not",
+        "          the symptom. What a resume does to the moments counts as optimizer",
         "evidence: the mean minutes until the fault is found, in that order, when each of its checks is as likely",
-        "          as the others to be the one that shows it. Checks are made one after the other",
+        "          as the others to be the one that shows it. Checks are made one after the other.",
+        "          Within 0.5",
     ]
     return "\n".join(lines)
 
 
 def order_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
-    """The order exact; the minutes within 0.2, since one may round them."""
+    """The order exact; the minutes within 0.5, since one may round them to whole ones."""
     form = wrong_form(returned, ("order", "evidence"))
     if form is not None:
         return form
     run, given, value = suspects(returned["variant"]), returned["order"], returned["evidence"]
     lines, right = run["lines"], run["order"]
-    fits = value is not None and math.isclose(value, run["evidence"], abs_tol=0.2)
+    fits = value is not None and math.isclose(value, run["evidence"], abs_tol=0.5)
     if given is None:
         return Wrong("`order` is still empty", form=True)
     letters = "".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
@@ -133,7 +135,7 @@ def _wrong_order(letters: str, run: dict[str, Any]) -> Wrong:
         return Wrong("a line of your order measures nothing, and costs more than all the others", "restart-first")
     if OUT in kinds:
         one = letters[kinds.index(OUT)]
-        return Wrong(f"{one}: would its fault leave the dashboards as they are?", "check-everything")
+        return Wrong(f"{one}: on which dashboard would its fault show, and what does that one do?", "check-everything")
     missing = [one for one in right if one not in letters]
     if missing:
         text = f"{len(missing)} check(s) less than wanted. Can a fault of each kind move the loss?"

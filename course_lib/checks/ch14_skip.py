@@ -91,7 +91,7 @@ def skip_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
 
 def _wrong_choice(run: dict[str, Any], given: str) -> Wrong:
     right = run["choice"]
-    if right == "C":
+    if right == "C" and given in "AB":
         return Wrong(
             f"{given}: what moves after the NaN step? And which loss changes by more than its batch?",
             "finite-is-healthy",

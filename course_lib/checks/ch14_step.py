@@ -12,11 +12,13 @@ import numpy as np
 
 from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, kind
 
-__all__ = ["STEP", "farthest", "most"]
+__all__ = ["STEP", "farthest", "most", "moves"]
 
 Array = np.ndarray[Any, Any]
 INPUTS, CLASSES, EXAMPLES = 16, 8, 32
 USUAL, SLOW = (0.9, 0.95), (0.9, 0.999)
+OTHER, DRAWN = "betas 0.8 and 0.99", "betas that are drawn"
+FLIPPED = "one flipped bit"
 
 
 @cache
@@ -29,10 +31,16 @@ def most(betas: tuple[float, float]) -> float:
     return float(m / math.sqrt((1 - two) * np.sum(np.exp(ages * math.log(two)) * gradients**2)))
 
 
-def farthest(step: dict[str, Any]) -> float:
-    """The step of the farthest weight in learning rates, without the decay. NaN where a weight is NaN."""
+def moves(step: dict[str, Any]) -> Array:
+    """The step of each weight in learning rates, without the decay."""
     before, after = step["before"].astype(np.float64), step["after"].astype(np.float64)
-    return float(np.abs(after - before * (1 - step["lr"] * step["weight_decay"])).max() / step["lr"])
+    found: Array = (after - before * (1 - step["lr"] * step["weight_decay"])) / step["lr"]
+    return found
+
+
+def farthest(step: dict[str, Any]) -> float:
+    """The step of the farthest weight, up or down. NaN where a weight is NaN."""
+    return float(np.abs(moves(step)).max())
 
 
 def _train(rng: Any, betas: tuple[float, float], lr: float, steps: int = 40, **how: Any) -> list[dict[str, Any]]:
@@ -73,20 +81,26 @@ def _other_rate(step: dict[str, Any]) -> dict[str, Any]:
     return {**step, "after": (step["before"] + far * (step["after"] - step["before"])).astype(np.float32)}
 
 
-def _flip(rng: Any, step: dict[str, Any]) -> dict[str, Any]:
-    """One bit of one weight flipped, which takes it 4 to 20 learning rates down: less than the mean or norm shows."""
+def _without_decay(step: dict[str, Any]) -> dict[str, Any]:
+    """The weights were not decayed: the larger ones moved less than they had to, and nothing in the move looks long."""
+    given_back = step["before"].astype(np.float64) * step["lr"] * step["weight_decay"]
+    return {**step, "after": (step["after"] + given_back).astype(np.float32)}
+
+
+def _flip(rng: Any, step: dict[str, Any], sign: int) -> dict[str, Any]:
+    """One bit of one weight flipped, which takes it 4 to 10 learning rates up or down: mean and norm do not show it."""
     bits = step["after"].view(np.uint32)
     for place in rng.permutation(len(bits)):
         for bit in range(16, 24):
             after = step["after"].copy()
             after.view(np.uint32)[place] = bits[place] ^ np.uint32(1 << bit)
-            if 4 < (step["before"][place] - after[place]) / step["lr"] < 20:
+            if 4 < sign * (after[place] - step["before"][place]) / step["lr"] < 10:
                 return {**step, "after": after}
     raise AssertionError("no bit of any weight")
 
 
 def step_cases(seed: int) -> list[Case]:
-    """Steps of thirteen runs; a broken run also has sound ones among them, in an order that the seed draws.
+    """Steps of real runs; a broken run also has sound ones among them, in an order that the seed draws.
 
     No step is near the bound: sound ones stay below 99% of it, the others are above 130%.
     """
@@ -101,8 +115,14 @@ def step_cases(seed: int) -> list[Case]:
 
     plain = _train(rng, USUAL, 1e-2)
     slow = _train(rng, SLOW, 1e-4, 150, grows=SLOW[1] / SLOW[0], done=5000)
+    heavy = _train(rng, USUAL, 2e-3, size=40.0, decay=0.1)
+    betas = (float(rng.uniform(0.6, 0.85)), float(rng.uniform(0.97, 0.99)))  # no pair that the text prints
+    others = {
+        name: _train(rng, pair, 1e-4, 150, grows=pair[1] / pair[0], done=5000)
+        for name, pair in ((OTHER, (0.8, 0.99)), (DRAWN, betas))
+    }
     twice = [{**step, "after": 2 * step["after"] - step["before"]} for step in plain[:2]]
-    flipped, lost = _flip(rng, plain[20]), dict(plain[25])
+    flipped, lost = [_flip(rng, plain[20], -1), _flip(rng, plain[21], 1)], dict(plain[25])
     lost["after"] = np.where(np.arange(plain[0]["after"].size) == int(rng.integers(128)), np.nan, lost["after"]).astype(
         np.float32
     )
@@ -113,15 +133,21 @@ def step_cases(seed: int) -> list[Case]:
             "one large gradient, betas 0.9 and 0.999", _train(rng, SLOW, 1e-2, 60, spike=40, done=5000), 4, above=0.25
         ),
         picked("gradients that grow, betas 0.9 and 0.999", slow, 4, above=0.93),
-        picked("large weights that decay", _train(rng, USUAL, 2e-3, size=40.0, decay=0.1), 5),
+        picked("large weights that decay", heavy, 5),
         picked("a high learning rate", _train(rng, USUAL, 0.3), 5),
         picked("second moments lost at a resume", _train(rng, USUAL, 1e-2, forgets=25), 3, 1),
         picked("second moments lost, betas 0.9 and 0.999", _train(rng, SLOW, 1e-2, 60, forgets=45), 3, 1),
         picked("another learning rate, betas 0.9 and 0.999", [*slow, *map(_other_rate, slow[-2:])], 2, 2),
         picked("an update made twice", [*plain[30:], *twice], 2, 2),
         picked("squares in FP16", _train(rng, USUAL, 1e-3, half=True, scale=1e-4), 0, 4),
-        picked("one flipped bit", [*plain[5:10], flipped], 3, 1),
+        picked("large weights, and a step without its decay", [*heavy[:35], *map(_without_decay, heavy[35:])], 3, 2),
+        picked(FLIPPED, [*plain[5:10], *flipped], 3, 2),
         picked("one NaN", [*plain[10:15], lost], 3, 1),
+        *(picked(f"gradients that grow, {name}", run, 4, above=0.93) for name, run in others.items()),
+        *(
+            picked(f"another learning rate, {name}", [*run, *map(_other_rate, run[-2:])], 2, 2)
+            for name, run in others.items()
+        ),
     ]
 
 
@@ -138,7 +164,10 @@ def step_run(answer: Callable[..., Any], case: Case) -> list[bool]:
 
 
 ALARMS = {
-    "an ordinary run": ("which step is not one of Adam's? Its first one moves every weight by 1", "large-is-wrong"),
+    "an ordinary run": (
+        "which step is not one of Adam's? Its first one moves every weight by one learning rate",
+        "large-is-wrong",
+    ),
     "gradients that grow": (
         "Adam may go a little further than the learning rate, when each gradient is larger than the one before",
         "at-most-one-learning-rate",
@@ -147,6 +176,13 @@ ALARMS = {
         "how long does the second moment remember, with these betas, and how far may the first run ahead of it?",
         "one-bound-for-all-betas",
     ),
+    **{
+        f"gradients that grow, {name}": (
+            "these betas have a bound of their own. Does your formula give 1.165 and 7.27 for the two printed pairs?",
+            "one-bound-for-all-betas",
+        )
+        for name in (OTHER, DRAWN)
+    },
     "gradients that grow, betas 0.9 and 0.999": (
         "how long does the second moment remember, with these betas, and how far may the first run ahead of it?",
         "one-bound-for-all-betas",
@@ -158,7 +194,18 @@ ALARMS = {
     "a high learning rate": ("the steps are long, and legal: measured in learning rates", "large-is-wrong"),
 }
 MISSES = {
-    "one flipped bit": ("one weight of 128 went too far. What did you look at?", "the-mean-tells"),
+    FLIPPED: ("one weight of 128 went too far. What did you look at?", "the-mean-tells"),
+    "large weights, and a step without its decay": (
+        "the decay is known to the last digit. Where is each weight after it, and how far from there did it go?",
+        "decay-is-slack",
+    ),
+    **{
+        f"another learning rate, {name}": (
+            "these betas have a bound of their own. Does your formula give 1.165 and 7.27 for the two printed pairs?",
+            "one-bound-for-all-betas",
+        )
+        for name in (OTHER, DRAWN)
+    },
     "one NaN": ("one weight is NaN. What does a comparison with NaN give?", "nan-compares"),
 }
 
@@ -173,10 +220,20 @@ def step_judge(case: Case, returned: Any) -> Wrong | None:
     if not wrong:
         return None
     far, said = wrong[0]
+    missed = [
+        step
+        for step, found in zip(case["steps"], returned, strict=True)
+        if farthest(step) > most(tuple(step["betas"])) and not found
+    ]
     count = f"{len(wrong)} of {len(returned)} steps wrong. "
     if said:
         text, rule = ALARMS.get(case["name"], ("this step of the run is sound", "a-broken-run-has-only-broken-steps"))
         return Wrong(f"{count}A sound step is called impossible: {text}", rule)
+    if case["name"] == FLIPPED and len(missed) == 1:
+        where = "down" if moves(missed[0]).min() < -2 else "up"
+        return Wrong(
+            f"{count}A weight that went far {where} is called sound, one that went the other way is not", "one-sided"
+        )
     text, rule = MISSES.get(
         case["name"],
         ("a weight went further than any gradients could take it. How far is that, with these betas?", "any-step-goes"),
@@ -196,6 +253,8 @@ STEP = Exercise(
         "at-most-one-learning-rate": "Adam moves a weight by its learning rate at most",
         "one-bound-for-all-betas": "the bound is the same for all betas",
         "decay-is-no-move": "between two steps only Adam moves the weights",
+        "decay-is-slack": "what the decay may do is added to what the gradients may do",
+        "one-sided": "a step is too long only in one direction",
         "the-mean-tells": "a fault shows in the mean or in the norm",
         "nan-compares": "NaN is larger than any bound",
         "any-step-goes": "Adam's steps have no bound",

@@ -13,7 +13,7 @@ from course_lib.checks.ch14_logs import WANTED, incident, log, number
 from course_lib.checks.ch14_order import suspects
 from course_lib.checks.ch14_roots import draw
 from course_lib.checks.ch14_skip import past
-from course_lib.checks.ch14_step import ALARMS, STEP, farthest, most
+from course_lib.checks.ch14_step import ALARMS, STEP, farthest, most, moves
 from course_lib.failures.incidents import INCIDENTS
 from course_lib.failures.recovery import ZClip
 
@@ -97,6 +97,20 @@ def test_no_step_is_near_the_bound(seed: int) -> None:
         assert broken.any() != (case["name"] in ALARMS), case["name"]
     near = next(case for case in cases if case["name"] == "gradients that grow")
     assert min(farthest(step) for step in near["steps"]) > 1.05
+    tight = [case["steps"] for case in cases if case["name"].startswith("gradients that grow, betas")]
+    assert len({step["betas"] for steps in tight for step in steps}) == 3
+    assert all(farthest(step) > 0.93 * most(step["betas"]) for steps in tight for step in steps)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flipped_bit_and_a_lost_decay_show_in_one_way_only(seed: int) -> None:
+    cases = {case["name"]: case["steps"] for case in STEP.cases(seed)}
+    far = [moves(step) for step in cases["one flipped bit"] if farthest(step) > 2]
+    assert sorted(np.sign(one[np.abs(one).argmax()]) for one in far) == [-1, 1]
+    assert all(np.sqrt((one**2).mean()) < most((0.9, 0.95)) for one in far)
+    for step in cases["large weights, and a step without its decay"]:
+        slack = np.abs(step["after"] - step["before"]) / step["lr"] - np.abs(0.1 * step["before"])
+        assert slack.max() < most((0.9, 0.95))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -151,6 +165,7 @@ def _chance(found: int, mean: float) -> float:
 def test_one_row_has_no_chance(variant: int) -> None:
     run = tables(variant)
     ratio = run["devices"] * run["days"] / (16_384 * 54)
+    assert {row[2] == 0 for row in run["rows"]} == {True, False}
     chances = {
         letter: _chance(found, count * ratio) for letter, (_, count, found) in zip("ABCDE", run["rows"], strict=True)
     }

@@ -44,6 +44,8 @@ wrong_half = _ordered("half-of-all", answer=_order(0, evidence=sum(SPENT) / 2))
 wrong_order_empty = _ordered(says="`order` is still empty", answer=_order(0) | {"order": None})
 wrong_order_letters = _ordered(says="holds letters", answer=_order(0, "data first"))
 wrong_minutes_text = _ordered(says="one number", answer=_order(0, evidence="60"))
+wrong_order_fp16 = _ordered(says="less than wanted", answer=_order(1, suspects(1)["order"].replace("G", "")))
+right_whole_minutes = right("order-of-suspicion", answer=_order(3, evidence=round(suspects(3)["evidence"])))
 right_as_list = right("order-of-suspicion", answer=_order(1, list(suspects(1)["order"].lower())))
 right_rounded = right("order-of-suspicion", answer=_order(3, evidence=round(suspects(3)["evidence"], 1)))
 
@@ -121,7 +123,27 @@ wrong_bound_of_one = _stepped("at-most-one-learning-rate", answer=_rule(lambda b
 wrong_one_bound = _stepped("one-bound-for-all-betas", answer=_rule(lambda betas: 1.165))
 wrong_no_decay = _stepped("decay-is-no-move", answer=_rule(decay=False))
 wrong_mean_step = _stepped("the-mean-tells", answer=_rule(farthest=lambda far: np.abs(far).mean()))
-wrong_no_abs = _stepped("the-mean-tells", answer=_rule(farthest=lambda far: far.max()))
+wrong_no_abs = _stepped("one-sided", answer=_rule(farthest=lambda far: far.max()))
+wrong_other_side = _stepped("one-sided", answer=_rule(farthest=lambda far: -far.min()))
+wrong_root_mean_square = _stepped("the-mean-tells", answer=_rule(farthest=lambda far: np.sqrt((far**2).mean())))
+wrong_printed_pairs = _stepped(
+    "one-bound-for-all-betas", answer=_rule(lambda betas: {0.95: 1.165, 0.999: 7.27}.get(betas[1], 1.165))
+)
+wrong_printed_or_more = _stepped(
+    "one-bound-for-all-betas", answer=_rule(lambda betas: 1.165 if betas[1] == 0.95 else 7.27)
+)
+wrong_printed_and_third = _stepped(
+    "one-bound-for-all-betas",
+    answer=_rule(lambda betas: {(0.9, 0.95): 1.165, (0.9, 0.999): 7.27, (0.8, 0.99): 3.364}.get(betas, 3.364)),
+)
+
+
+@wrong("impossible-step", "decay-is-slack")
+def wrong_decay_as_slack(before, after, lr, betas, weight_decay):
+    far = np.abs(after - before) / lr - np.abs(weight_decay * before)
+    return not bool((far <= 1.01 * _bound(betas)).all())
+
+
 wrong_nan = _stepped("nan-compares", answer=_nan_passes)
 wrong_loose = _stepped("any-step-goes", answer=_rule(lambda betas: 7.27))
 wrong_formula = _stepped("any-step-goes", answer=_rule(lambda betas: 0.99 * math.sqrt((1 - betas[0]) / (1 - betas[1]))))
@@ -176,6 +198,7 @@ wrong_one_lost = _passed("finite-is-healthy", answer=_past(0, evidence=1))
 wrong_no_step = _passed("no-gradient-no-step", answer=_past(1, "A", 99))
 wrong_zero_step = _passed("no-gradient-no-step", answer=_past(3, "B", 99))
 wrong_put_back = _passed("nan-is-over-when-it-is-gone", answer=_past(1, "C", 99))
+wrong_not_rolled_back = _passed("a-roll-back-leaves-the-nan", answer=_past(0, "D", 99))
 wrong_no_trace = _passed("a-skip-leaves-no-trace", answer=_past(4, "A", 99))
 wrong_same_batches = _passed("the-cursor-is-the-step", answer=_past(2, "D", 99))
 wrong_rolled_back = _passed("a-roll-back-leaves-the-nan", answer=_past(1, "D", 99))
@@ -203,6 +226,7 @@ def _clipper(
     skips=True,
     place=False,
     early=False,
+    flat="",
 ):
     def clip(norms, threshold, keep, warm_up):
         seen, out, mean, variance = [], [], math.nan, math.nan
@@ -225,6 +249,11 @@ def _clipper(
                 out.append(norm)
                 continue
             deviation = math.sqrt(variance) if root else variance
+            if flat and deviation == 0:
+                if flat == "nothing":
+                    out.append(min(norm, mean))
+                    continue
+                norm = mean
             z = (norm - mean) / deviation if deviation > 0 else math.inf * np.sign(norm - mean) if norm != mean else 0.0
             used = (
                 mean + (limit(z, threshold) * deviation if math.isfinite(z) else 0.0) if outlier(z, threshold) else norm
@@ -254,6 +283,16 @@ wrong_above_mean = _clipped("everything-above-the-mean", answer=_clipper(outlier
 wrong_nan_place = _clipped("nan-takes-a-place", answer=_clipper(place=True))
 wrong_nan_enters = _clipped("nan-is-a-number", answer=_clipper(skips=False))
 wrong_early = _clipped("warm-up-is-clipped", answer=_clipper(early=True))
+wrong_flat_mean = _clipped("without-deviation-all-is-the-mean", answer=_clipper(flat="mean"))
+wrong_flat_nothing = _clipped("without-deviation-nothing-enters", answer=_clipper(flat="nothing"))
+
+
+@wrong("z-clip", says="changed what it was given")
+def wrong_in_place(norms, threshold, keep, warm_up):
+    norms[:] = _clipper()(norms, threshold, keep, warm_up)
+    return norms
+
+
 wrong_clip_nothing = _clipped(says="nothing came back", answer=lambda norms, threshold, keep, warm_up: None)
 wrong_clip_short = _clipped(says="one number for each norm", answer=lambda norms, threshold, keep, warm_up: norms[1:])
 wrong_as_it_was = _clipped(says="left as it is", answer=lambda norms, threshold, keep, warm_up: norms)
@@ -319,6 +358,10 @@ wrong_devices = _sorted("devices-alone", answer=_kind(0, evidence=COUNT * SHARE)
 wrong_days = _sorted("days-alone", answer=_kind(0, evidence=COUNT * TIMES))
 wrong_longer = _sorted("longer-is-rarer", answer=_kind(0, evidence=COUNT * SHARE / TIMES))
 wrong_counts = _sorted("counts-compare", answer=_kind(0, evidence=COUNT))
+wrong_as_seen = _sorted("what-was-seen-was-expected", answer=_kind(0, evidence=0))
+wrong_as_seen_there = _sorted(
+    "what-was-seen-was-expected", answer=_kind(1, evidence=tables(1)["rows"]["ABCDE".index(tables(1)["choice"])][2])
+)
 FOUND = tables(1)["rows"]["ABCDE".index(tables(1)["choice"])][2]
 wrong_other_way = _sorted(
     "the-other-way-round",
