@@ -12,9 +12,14 @@ __all__ = ["ENTROPY", "below", "below_text"]
 
 WANTED = "BDACBA"
 """The right line, variant by variant. The second B is small, and many standard errors; the second A looks large."""
+SOURCES = "012021101202"
+"""The source, variant by variant: none goes with one line alone. Where all tokens are alike, a loss has no chance in it
+that puts it below the entropy: not with "A"."""
 LN2 = math.log(2)
 CLOSE = 3e-4
 """Bits: losses are printed to 1e-5, and an entropy that was rounded to four digits passes."""
+ROUNDED = 5e-5
+"""Bits: half of the fourth decimal."""
 
 
 def _source(rng: Any, number: int) -> tuple[list[str], float, float]:
@@ -40,11 +45,11 @@ def _source(rng: Any, number: int) -> tuple[list[str], float, float]:
 def below(variant: int) -> dict[str, Any]:
     """The numbers of a variant, losses in nats a token."""
     rng, kind = variant_rng("below-entropy", variant), WANTED[variant % len(WANTED)]
-    text, entropy, uniform = _source(rng, variant)
+    text, entropy, uniform = _source(rng, int(SOURCES[variant % len(SOURCES)]))
     small, loud = variant % len(WANTED) == 4, variant % len(WANTED) == 5
-    tokens = 1_000_000 if small else 2_000 if loud else int(rng.choice([100_000, 200_000, 400_000]))
+    tokens = 1_000_000 if small else 4_000 if loud else int(rng.choice([100_000, 200_000, 400_000]))
     error = round(float(rng.uniform(0.5, 0.8)) / math.sqrt(tokens), 5)
-    pad = int(rng.integers(10, 22)) if kind == "D" else int(rng.integers(3, 9))
+    pad = int(rng.integers(10, 22)) if kind == "D" or loud else int(rng.integers(3, 9))
     leak = float(rng.uniform(0.012, 0.02) if small else rng.uniform(0.04, 0.09)) if kind == "B" else 0.0
     by_one = entropy + float(rng.uniform(0.02, 0.09)) if kind == "B" else 0.0
     at_once = {
@@ -91,8 +96,8 @@ def below_text(variant: int) -> str:
         '  "E" the model has found a rule that the entropy does not know',
         "",
         "choice:   the line that explains all three losses",
-        "evidence: by how many bits a token the loss on new text, read at once, is below the source's entropy;",
-        "          negative where it is above. Four decimals",
+        "evidence: by how many bits a token the loss on new text, read at once, as reported, is below the source's",
+        "          entropy; negative where it is above. Four decimals",
     ]
     return "\n".join(lines)
 
@@ -139,16 +144,19 @@ def _wrong_number(run: dict[str, Any], value: float) -> Wrong:
             (run["by_one"] - run["at_once"]) / LN2,
             "that is from one loss to the other; the entropy lies between",
         ),
+        "the-other-loss-will-do": ((run["entropy"] - run["by_one"]) / LN2, "that is of the loss token by token"),
+        "the-mean-explains-it": (
+            (run["entropy"] - run["at_once"] / (1 - run["pad"] / 100)) / LN2,
+            "the padding is taken out; the loss as it is reported is asked",
+        ),
         "all-tokens-are-alike": (
             (run["uniform"] - run["at_once"]) / LN2,
             "is every token as likely as any other in this source?",
         ),
     }
-    found = {
-        rule: text
-        for rule, (guess, text) in guesses.items()
-        if abs(value - guess) <= CLOSE and abs(guess - right) > 2 * CLOSE
-    }
+    near = {rule: abs(value - guess) for rule, (guess, _) in guesses.items() if abs(guess - right) > CLOSE}
+    least = min([CLOSE, *near.values()])  # near 0 guesses lie close together: those that fit best, up to rounding
+    found = {rule: guesses[rule][1] for rule, off in near.items() if off <= min(CLOSE, least + ROUNDED)}
     if found:
         rule = next(iter(found))
         return Wrong(before + " Or: ".join(found.values()), rule if len(found) == 1 else None, form=True)
@@ -172,6 +180,7 @@ ENTROPY = Exercise(
         "above-is-below": "the sign does not matter",
         "any-text-will-do": "training text tells as much as new text",
         "what-is-lost-was-leaked": "what the model loses without the future is what it saw of it",
+        "the-other-loss-will-do": "one loss on new text is as good as the other",
         "all-tokens-are-alike": "the entropy of a source is the logarithm of its vocabulary",
     },
 )

@@ -16,6 +16,8 @@ WANTED = "DEBAC"
 T, V, D, CHUNK = 10, 12, 16, 4
 FLOOR, CLEAR = 2e-5, 1e-3
 """What rounding moves stays below the first, what is seen moves by more than the second; nothing lies between."""
+LARGER = (2e-3, 5e-3, 0.0095, 0.02, 0.05, 0.1, 0.5, 1.0)
+"""Bars that are too high."""
 
 
 def _model(kind: str, cut: int, w: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
@@ -95,7 +97,8 @@ def matrix_text(variant: int) -> str:
         rows.append(f"  t = {t}  {cells}")
     lines = [
         f"A row of {T} tokens holds two documents: positions 0 to {cut - 1}, and {cut} to {T - 1}.",
-        "At each position the model may see its own token, and those before it in its document.",
+        "The model has one layer of attention, and experts behind it.",
+        "At each position it may see its own token, and those before it in its document.",
         "",
         "Row t, column s: by how much the logits of position t move, at most, when token s alone is changed.",
         "It was measured in FP32, where rounding alone moves what should not move by up to 2e-5.",
@@ -167,6 +170,12 @@ def _wrong_number(asked: dict[str, Any], value: float) -> Wrong:
     if found:
         rule = next(iter(found))
         return Wrong(before + " Or: ".join(found.values()), rule if len(found) == 1 else None, form=True)
+    if value in {int((bad & (matrix > bar)).sum()) for bar in LARGER} - {asked["evidence"], 0}:
+        text = "the largest of them are counted. How small is rounding?"
+        return Wrong(before + text, "small-is-rounding", form=True)
+    if value == T * (T + 1) // 2:
+        text = "those are the pairs on and below the diagonal. Which of them may be?"
+        return Wrong(before + text, "all-that-it-sees", form=True)
     return Wrong(before + "mark the entries that are more than rounding, then cross out those that may be", form=True)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from course_lib.checks.ch12_spots import SPOTS, VOCAB, spot_of, spot_tokens, wrong_spots
 from course_lib.checks.ch12_zoo import KINDS, forward_of, shows
 from course_lib.checks.core import Case, Exercise, Wrong, WrongForm, came, kind
 
@@ -15,7 +16,7 @@ PICKED = ("chunk", "queue-batch", "pick-batch")
 
 
 def probe_cases(seed: int) -> list[Case]:
-    """Two zoos of other sizes, each with all kinds in an order of its own."""
+    """Two zoos of other sizes, each with all kinds in an order of its own; then the models with one spot."""
     rng = np.random.default_rng([seed, 1202])
 
     def zoo(name: str, B: int, T: int, vocab_size: int) -> Case:
@@ -32,7 +33,9 @@ def probe_cases(seed: int) -> list[Case]:
             models.append([str(name_), weights])
         return {"name": name, "tokens": tokens, "vocab_size": vocab_size, "models": models}
 
-    return [zoo("thirteen models", 2, 9, 6), zoo("thirteen others", 3, 5, 5)]
+    zoos = [zoo("thirteen models", 2, 9, 6), zoo("thirteen others", 3, 5, 5)]
+    order = [[str(name), int(rng.integers(1, 10**6))] for name in rng.permutation(list(SPOTS))]
+    return [*zoos, {"name": "one spot each", "tokens": spot_tokens(rng), "vocab_size": VOCAB, "models": order}]
 
 
 def probe_run(answer: Callable[..., Any], case: Case) -> list[list[bool]]:
@@ -42,7 +45,8 @@ def probe_run(answer: Callable[..., Any], case: Case) -> list[list[bool]]:
     found = []
     for name, seed in case["models"]:
         tokens = torch.from_numpy(case["tokens"])
-        forward = forward_of(name, seed, case["tokens"].shape, case["vocab_size"])
+        inside = spot_of(name, seed) if name in SPOTS else None
+        forward = forward_of(name, seed, case["tokens"].shape, case["vocab_size"], inside)
         said = answer(forward, tokens, case["vocab_size"])
         if not isinstance(said, Mapping):
             raise WrongForm(f'the probe returns a dict with "future" and "batch"; {came(type(said).__name__)}')
@@ -102,11 +106,16 @@ def probe_judge(case: Case, returned: Any) -> Wrong | None:
     """Exact. Of honest models nothing moves by more than 2e-5, of the others something moves by 1e-3."""
     names = [name for name, _ in case["models"]]
     said = dict(zip(names, returned, strict=True))
+    if names[0] in SPOTS:
+        return wrong_spots(said)
     number = {name: f"model {place} of {len(names)}" for place, name in enumerate(names, start=1)}
     wrong = [name for name in KINDS if tuple(said[name]) != KINDS[name]]
     if not wrong:
         return None
     many = f"{len(wrong)} of {len(names)} models wrong. "
+    for value, word in ((True, "yes"), (False, "no")):
+        if all(of_a_model == [value, value] for of_a_model in said.values()):
+            many += f"Your probe says {word} to everything. "
     for name, (text, rule) in ALARMS.items():  # first what the probe sees and is not there
         if said[name][0]:
             return Wrong(f'{many}{number[name]}, "future": {text}', rule)
@@ -146,6 +155,9 @@ PROBE = Exercise(
         "one-sequence-stands-for-all": "what holds for one sequence of a batch holds for all",
         "one-draw-is-enough": "any other token shows what a token does",
         "the-prediction-is-what-counts": "a leak changes what is predicted",
+        "who-draws-cannot-leak": "of a model that draws at random nothing can be said",
+        "a-leak-is-of-one-kind": "a change that other sequences see is no matter of the future",
+        "a-few-tries-are-enough": "a leak shows wherever one looks",
         "sequences-cannot-meet": "the sequences of a batch never see each other",
     },
 )

@@ -12,9 +12,9 @@ __all__ = ["ROUTER"]
 B, T, MEASURED = 4, 64, 20
 LENGTHS = (1, 13, 32, 50)
 """Sequences, tokens of each, batches of the end that are measured (5,120 tokens); lengths that are tried besides T."""
-EVEN, TOTAL, CHOOSES = 0.25, 0.1, 1.15
+EVEN, TOTAL, CHOOSES, SLOW = 0.25, 0.1, 1.15, 0.9
 """An expert's load is this close to its share, the sum this close to top_k a token; what an expert takes scores this
-many times the mean of what it could take."""
+many times the mean of what it could take; a router that is less than this part of as uneven as it was is on its way."""
 
 
 def router_cases(seed: int) -> list[Case]:
@@ -51,19 +51,27 @@ def router_run(answer: Any, case: Case) -> dict[str, Any]:
     state = answer["start"](experts, case["top_k"])
 
     def route(scores: Any) -> Any:
-        gates = answer["route"](scores.clone(), state)
+        given = scores.clone()
+        gates = answer["route"](given, state)
+        if not torch.equal(given, scores):
+            raise WrongForm("route changed the scores that it was given: work on a copy")
         if not isinstance(gates, torch.Tensor) or gates.shape != scores.shape:
             what = "nothing came back" if gates is None else f"yours is {kind(gates)}"
             what = f"yours has {tuple(gates.shape)}" if isinstance(gates, torch.Tensor) else what
             raise WrongForm(f"route returns gates of the shape of its scores, {tuple(scores.shape)}; {what}")
         return gates.detach()
 
-    measured = []
+    measured, early = [], []
     for number, batch in enumerate(case["batches"]):
         scores = torch.from_numpy(batch)
         if number >= len(case["batches"]) - MEASURED:
             measured.append(route(scores))
-        state = answer["learn"](state, scores.clone())
+        elif number < MEASURED:
+            early.append(route(scores))
+        given = scores.clone()
+        state = answer["learn"](state, given)
+        if not torch.equal(given, scores):
+            raise WrongForm("learn changed the scores that it was given: work on a copy")
     last = torch.from_numpy(case["batches"][-1])
     shuffled = last.flatten(0, 1)[torch.from_numpy(case["other"])].view_as(last)
     others = shuffled.clone()
@@ -77,6 +85,7 @@ def router_run(answer: Any, case: Case) -> dict[str, Any]:
 
     return {
         "measured": torch.stack(measured),
+        "early": torch.stack(early),
         "whole": route(last),
         "future": torch.stack([future(cut) for cut in range(1, T)]),
         "others": route(others),
@@ -89,7 +98,7 @@ def router_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     """Gates within 1e-6 (they are scores, or 0). Loads within 25% of 640 and more: seven standard errors of chance."""
     found = {name: np.asarray(value.numpy(), dtype=np.float64) for name, value in returned.items()}
     scores = case["batches"][-MEASURED:].astype(np.float64)
-    return _wrong_gates(found["measured"], scores) or _leaks(found) or _uneven(case, found["measured"], scores)
+    return _wrong_gates(found["measured"], scores) or _leaks(found) or _uneven(case, found, scores)
 
 
 def _wrong_gates(gates: np.ndarray, scores: np.ndarray) -> Wrong | None:
@@ -130,18 +139,28 @@ def _leaks(found: dict[str, np.ndarray]) -> Wrong | None:
     return None
 
 
-def _uneven(case: Case, gates: np.ndarray, scores: np.ndarray) -> Wrong | None:
-    taken, top_k = gates != 0, case["top_k"]
+def _most(gates: np.ndarray) -> float:
+    """How far the farthest expert's load is from the mean load, relative to it."""
+    load = (gates != 0).sum((0, 1, 2))
+    return float(np.abs(load / max(load.mean(), 1e-9) - 1).max())
+
+
+def _uneven(case: Case, found: dict[str, np.ndarray], scores: np.ndarray) -> Wrong | None:
+    gates, top_k = found["measured"], case["top_k"]
+    taken = gates != 0
     experts = scores.shape[3]
     load = taken.sum((0, 1, 2)) / taken[..., 0].size  # tokens of an expert, over all tokens
     share = top_k / experts
     if not taken.any():
         return Wrong("no expert takes any token")
     told = f"after {len(case['batches'])} batches an expert takes {load.min():.1%} to {load.max():.1%} of the tokens"
-    uneven = np.abs(load / load.mean() - 1).max() > EVEN
+    uneven = _most(gates) > EVEN
     if uneven and len(case["batches"]) > 200:
         text = "the scores changed 140 batches ago. How long does your state remember?"
         return Wrong(f"{told}; {text}", "what-was-learned-stays-true")
+    if uneven and _most(gates) < SLOW * _most(found["early"]):
+        text = "it gets more even from batch to batch, and not in time. How far does a step move it?"
+        return Wrong(f"{told}; {text}", "a-small-step-is-safe")
     if uneven and (taken.sum(3) == top_k).all():
         return Wrong(f"{told}. Each token visits {top_k}; who looks after the experts?", "tokens-spread-by-themselves")
     if uneven:
@@ -172,6 +191,7 @@ ROUTER = Exercise(
         "a-batch-is-one-text": "the sequences of a batch may compete for experts",
         "the-length-is-known": "the length of a sequence is no information about its future",
         "what-was-learned-stays-true": "scores stay as they are, so one look is enough",
+        "a-small-step-is-safe": "a small step only takes longer",
         "tokens-spread-by-themselves": "what tokens choose is even on average",
         "one-line-for-all-experts": "the experts' scores are alike",
         "even-is-enough": "any even load is the right one",

@@ -113,9 +113,18 @@ def _forward(kind: str, w: dict[str, Array], tokens: Array, keep: Array | None) 
     return np.asarray(logits)
 
 
-def forward_of(kind: str, seed: int, shape: tuple[int, int], vocab_size: int) -> Callable[[Tensor], Tensor]:
-    """The model, as a learner's probe gets it. It takes tokens of one shape alone, and its weights stay as they are."""
-    w = _weights(seed, vocab_size, shape[1])
+def forward_of(
+    kind: str,
+    seed: int,
+    shape: tuple[int, int],
+    vocab_size: int,
+    inside: Callable[[Tensor], Tensor] | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """The model, as a learner's probe gets it. It takes tokens of one shape alone, and its weights stay as they are.
+
+    `inside`: a model that is not of KINDS, behind the same door.
+    """
+    w = {} if inside is not None else _weights(seed, vocab_size, shape[1])
 
     def forward(tokens: Tensor) -> Tensor:
         if not isinstance(tokens, torch.Tensor) or tuple(tokens.shape) != tuple(shape) or tokens.dtype != torch.int64:
@@ -126,6 +135,8 @@ def forward_of(kind: str, seed: int, shape: tuple[int, int], vocab_size: int) ->
         given = tokens.numpy()
         if given.min() < 0 or given.max() >= vocab_size:
             raise ValueError(f"this model knows the tokens 0 to {vocab_size - 1}; yours go to {given.max()}")
+        if inside is not None:
+            return inside(tokens)
         keep = None
         if kind == "dropout":
             keep = (torch.rand(*shape, WIDTH) >= 0.3).numpy() / 0.7

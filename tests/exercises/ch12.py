@@ -44,6 +44,8 @@ wrong_rounding_is_a_leak = _matrix("whatever-moves-is-a-leak", answer=_read(3, "
 wrong_all_nonzero = _matrix("whatever-moves-is-a-leak", answer=_read(3, evidence=_moved(3)))
 wrong_above_alone = _matrix("only-the-future-leaks", answer=_read(0, evidence=_count(0, lambda t, s: s > t)))
 wrong_transposed = _matrix("rows-are-what-changed", answer=_read(2, evidence=_count(2, lambda t, s: s < t)))
+wrong_large_entries = _matrix("small-is-rounding", answer=_read(0, evidence=7))
+wrong_triangle = _matrix("all-that-it-sees", answer=_read(0, evidence=55))
 wrong_diagonal = _matrix("the-present-is-the-future", answer=_read(0, evidence=leak_case(0)["evidence"] + 10))
 wrong_positions = _matrix("positions-for-pairs", answer=_read(4, evidence=int(leak_case(4)["bad"].any(1).sum())))
 wrong_all_pairs = _matrix("all-that-it-sees", answer=_read(0, evidence=_count(0, lambda t, s: True)))
@@ -76,6 +78,7 @@ def _changes(
     all_rows=False,
     past=0,
     look=None,
+    whose=lambda b, moved: moved,
 ):
     """A probe with everything that can be left out of it."""
 
@@ -83,13 +86,19 @@ def _changes(
         if seed:
             torch.manual_seed(1)
         out = forward(some)
-        return out.argmax(2, keepdim=True).double() if measure == "argmax" else out
+        made = {
+            "argmax": lambda: out.argmax(2, keepdim=True).double(),
+            "sum": lambda: out.sum(2, keepdim=True),
+            "mean": lambda: out / out.shape[2],
+            "all but the last": lambda: out[:, :, :-1],
+        }
+        return made[measure]() if measure else out
 
     B, T = tokens.shape
     before, found = logits(tokens), {"future": False, "batch": False}
     for b in range(B) if rows is None else rows:
         for s in range(T) if places is None else places:
-            for value in range(vocab_size) if values is None else values:
+            for value in range(vocab_size) if values is None else values(vocab_size):
                 other = tokens.clone()
                 new = (int(tokens[b, s]) + 1) % vocab_size if value == "next" else value
                 other[slice(None) if all_rows else b, s] = new
@@ -99,7 +108,7 @@ def _changes(
                     seen = moved[b, max(0, s - look) : s]
                 found["future"] |= bool(seen.any())
                 moved[b] = False
-                found["batch"] |= bool(moved.any()) and not all_rows
+                found["batch"] |= bool(whose(b, moved).any()) and not all_rows
     return found
 
 
@@ -115,11 +124,82 @@ wrong_no_seed = _probe("dropout-is-a-leak", seed=False)
 wrong_neighbours = _probe("the-next-token-is-the-future", look=1)
 wrong_last_token = _probe("the-last-token-is-the-future", places=[-1])
 wrong_first_row = _probe("one-sequence-stands-for-all", rows=[0])
-wrong_next_value = _probe("one-draw-is-enough", values=["next"])
-wrong_zero_and_last = _probe("one-draw-is-enough", values=[0, 1])
+wrong_next_value = _probe("one-draw-is-enough", values=lambda V: ["next"])
+wrong_zero_and_last = _probe("one-draw-is-enough", values=lambda V: [0, 1])
 wrong_argmax = _probe("the-prediction-is-what-counts", measure="argmax")
 wrong_coarse = _probe("the-prediction-is-what-counts", limit=0.1)
 wrong_all_rows = _probe("other-sequences-are-the-future", all_rows=True)
+wrong_upper_half = _probe("a-few-tries-are-enough", values=lambda V: range(V // 2 if V > 6 else 0, V))
+wrong_but_the_first_value = _probe("a-few-tries-are-enough", values=lambda V: range(1, V))
+wrong_but_the_last_value = _probe("a-few-tries-are-enough", values=lambda V: range(V - 1))
+wrong_sum_of_logits = _probe("the-prediction-is-what-counts", measure="sum")
+wrong_all_but_the_last_logit = _probe("a-few-tries-are-enough", measure="all but the last")
+wrong_thousandths = _probe("the-prediction-is-what-counts", limit=3e-3)
+wrong_stricter_than_rounding = _probe("honest-is-bitwise", limit=1.2e-5)
+wrong_only_later_rows = _probe("a-few-tries-are-enough", whose=lambda b, moved: moved[b:])
+wrong_only_the_next_row = _probe("a-few-tries-are-enough", whose=lambda b, moved: moved[(b + 1) % len(moved)])
+wrong_only_from_the_first = _probe("a-few-tries-are-enough", whose=lambda b, moved: moved[: 0 if b else None])
+
+
+@wrong("leak-probe", "who-draws-cannot-leak")
+def wrong_who_draws_is_honest(forward, tokens, vocab_size):
+    if (forward(tokens) - forward(tokens)).abs().max() > 1e-3:
+        return {"future": False, "batch": False}
+    return _changes(forward, tokens, vocab_size, seed=False)
+
+
+@wrong("leak-probe", "who-draws-cannot-leak")
+def wrong_more_than_its_noise(forward, tokens, vocab_size):
+    noise = max(float((forward(tokens) - forward(tokens)).abs().max()) for _ in range(20))
+    return _changes(forward, tokens, vocab_size, seed=False, limit=max(2 * noise, 1e-4))
+
+
+def _each(forward, tokens, vocab_size, places, batch_at=None, one_kind=False):
+    """Every value at the places; of other sequences, what `batch_at(s)` takes of the positions."""
+
+    def logits(some):
+        torch.manual_seed(3)
+        return forward(some)
+
+    before, found = logits(tokens), {"future": False, "batch": False}
+    for b in range(tokens.shape[0]):
+        for s in places:
+            for value in range(vocab_size):
+                other = tokens.clone()
+                other[b, s] = value
+                moved = (logits(other) - before).abs().amax(2) > 1e-4
+                own = bool(moved[b, :s].any())
+                moved[b] = False
+                found["batch"] |= bool((moved if batch_at is None else moved[:, batch_at(s)]).any())
+                found["future"] |= own and not (one_kind and bool(moved.any()))
+    return found
+
+
+@wrong("leak-probe", "a-leak-is-of-one-kind")
+def wrong_one_or_the_other(*given):
+    return _each(*given, range(given[1].shape[1]), one_kind=True)
+
+
+@wrong("leak-probe", "a-few-tries-are-enough")
+def wrong_even_places(*given):
+    return _each(*given, range(0, given[1].shape[1], 2))
+
+
+@wrong("leak-probe", "a-few-tries-are-enough")
+def wrong_others_at_the_same_position(*given):
+    return _each(*given, range(given[1].shape[1]), batch_at=lambda s: slice(s, s + 1))
+
+
+@wrong("leak-probe", "a-few-tries-are-enough")
+def wrong_others_from_the_position_on(*given):
+    return _each(*given, range(given[1].shape[1]), batch_at=lambda s: slice(s, None))
+
+
+@wrong("leak-probe", "a-few-tries-are-enough")
+def wrong_others_up_to_the_position(*given):
+    return _each(*given, range(given[1].shape[1]), batch_at=lambda s: slice(0, s + 1))
+
+
 wrong_a_tuple = wrong("leak-probe", says='a dict with "future" and "batch"', answer=lambda f, t, v: (True, False))
 wrong_forgot = wrong("leak-probe", says="nothing came back", answer=lambda f, t, v: None)
 wrong_number = wrong(
@@ -129,6 +209,12 @@ wrong_shape = wrong(
     "leak-probe",
     says="this model takes tokens of the shape",
     answer=lambda f, t, v: {"future": bool((f(t[:, :4]) != f(t)[:, :4]).any()), "batch": False},
+)
+wrong_yes = wrong(
+    "leak-probe",
+    "what-moves-is-a-leak",
+    says="says yes to everything",
+    answer=lambda f, t, v: {"future": True, "batch": True},
 )
 wrong_all_leak = wrong("leak-probe", "what-moves-is-a-leak", answer=lambda f, t, v: {"future": True, "batch": False})
 wrong_none_leaks = wrong("leak-probe", "nothing-leaks", answer=lambda f, t, v: {"future": False, "batch": False})
@@ -310,14 +396,30 @@ def _bias_route(scores, state):
     return torch.zeros_like(scores).scatter(2, chosen, scores.gather(2, chosen))
 
 
-def _bias_learn(state, scores):
+def _bias_learn(state, scores, step=0.01):
     load = (_bias_route(scores, state) != 0).double().sum((0, 1))
-    return state[0] + 0.01 * torch.sign(load.mean() - load).float(), state[1]
+    return state[0] + step * torch.sign(load.mean() - load).float(), state[1]
 
 
+def _biased(step):
+    start, learn = lambda E, k: (torch.zeros(E), k), lambda state, scores: _bias_learn(state, scores, step)
+    return {"start": start, "route": _bias_route, "learn": learn}
+
+
+wrong_bias_too_slow = wrong("repair-router", "a-small-step-is-safe", answer=_biased(0.001))
+wrong_line_too_slow = _routers("a-small-step-is-safe", learn=lambda st, s: _learn(st, s, 0.01))
+
+
+wrong_learn_changes_scores = _routers(says="learn changed the scores", learn=lambda st, s: _learn(st, s.sub_(0.01)))
+wrong_learn_clears_scores = _routers(says="learn changed the scores", learn=lambda st, s: (_learn(st, s), s.zero_())[0])
+wrong_route_changes_scores = _routers(
+    says="route changed the scores", route=lambda s, st: (_route(s, st), s.copy_(s.flip(1)))[0]
+)
+
+right_smaller_steps = right("repair-router", answer=_biased(0.005))
 right_token_choice_with_a_bias = right(
     "repair-router",
-    answer={"start": lambda E, k: (torch.zeros(E), k), "route": _bias_route, "learn": _bias_learn},
+    answer=_biased(0.01),
 )
 
 
@@ -377,6 +479,38 @@ wrong_shared_counter = _drops("experts-share-the-places", one_queue=True)
 wrong_returns_nothing = wrong("drop-rule", says="yours is nothing", answer=lambda *a: None)
 wrong_mask = wrong("drop-rule", says="not a mask", answer=lambda *a: (_drop(*a) != 0).float())
 wrong_keeps_all = wrong("drop-rule", says="How many places", answer=lambda gates, *a: gates.clone())
+
+
+wrong_floor_from_one = _drops("rounds-down", up=lambda share: max(1, math.floor(share)))
+wrong_before_from_one = _drops("without-the-token-itself", own=0, up=lambda share: max(1, math.ceil(share)))
+wrong_doubled = wrong("drop-rule", says="as another number", answer=lambda *a: 2 * _drop(*a))
+
+
+@wrong("drop-rule", "choices-are-counted")
+def wrong_counts_choices(gates, top_k, factor):
+    return _drop(gates, int((gates != 0).sum(2).max()), factor)
+
+
+@wrong("drop-rule", says="How many places are there")
+def wrong_mean_of_choices(gates, top_k, factor):
+    """Right where every token has top_k of them."""
+    return _drop(gates, round(float((gates != 0).sum(2).double().mean())), factor)
+
+
+@wrong("drop-rule", "the-best-choices-alone")
+def wrong_cuts_choices(gates, top_k, factor):
+    best = gates.topk(top_k, dim=2)
+    return _drop(torch.zeros_like(gates).scatter(2, best.indices, best.values), top_k, factor)
+
+
+@wrong("drop-rule", "who-chooses-more-is-out")
+def wrong_drops_many_choices(gates, top_k, factor):
+    return _drop(gates * ((gates != 0).sum(2, keepdim=True) <= top_k), top_k, factor)
+
+
+@wrong("drop-rule", "a-small-gate-is-none")
+def wrong_small_gates(gates, top_k, factor):
+    return _drop(gates * (gates > 0.05), top_k, factor)
 
 
 @wrong("drop-rule", "who-is-dropped-takes-a-place")
@@ -447,7 +581,15 @@ wrong_training_text = _entropy(
     "any-text-will-do", answer=_below(3, evidence=(below(3)["entropy"] - below(3)["train"]) / LN2)
 )
 wrong_gap = _entropy("what-is-lost-was-leaked", answer=_below(0, evidence=(RUN["by_one"] - RUN["at_once"]) / LN2))
-wrong_uniform = _entropy("all-tokens-are-alike", answer=_below(1, evidence=(math.log(24) - below(1)["at_once"]) / LN2))
+wrong_other_loss = _entropy("the-other-loss-will-do", answer=_below(0, evidence=(RUN["entropy"] - RUN["by_one"]) / LN2))
+wrong_padding_taken_out = _entropy(
+    "the-mean-explains-it",
+    answer=_below(0, evidence=(RUN["entropy"] - RUN["at_once"] / (1 - RUN["pad"] / 100)) / LN2),
+)
+wrong_nats_near_zero = _entropy("nats-are-bits", answer=_below(2, evidence=round(below(2)["evidence"] * LN2, 4)))
+wrong_uniform = _entropy(
+    "all-tokens-are-alike", answer=_below(1, evidence=(below(1)["uniform"] - below(1)["at_once"]) / LN2)
+)
 wrong_far = _entropy(says="work out the entropy in nats", answer=_below(0, evidence=7.0))
 wrong_entropy_half = _entropy("small-is-chance", says="the evidence is right, the choice is not", answer=_below(0, "A"))
 wrong_entropy_empty = _entropy(says="`evidence` is still empty", answer=_below(0) | {"evidence": None})
