@@ -3,7 +3,8 @@
 The policy is a small GPT that has nearly learned to write four digits in reverse. It goes on with the plainest policy
 gradient, reward times the gradient of log-probability (Williams 1992, without a baseline); the reward is the share of
 digits that are right. On-policy the pushes on all texts cancel in the mean. With another sampler they do not: what is
-left is about the reward times the difference of the two distributions, at every step in the same direction.
+left is about the reward times the difference of the two distributions, at every step in the same direction. Two ways
+subtract the mean reward of the batch first, so that little is left: the control.
 
 Repairs: truncated importance sampling (Ionides 2008; Yao et al. 2025), each token times min(pi_trainer / pi_sampler,
 C), and matched numerics (Qi et al. 2025, arXiv 2510.26788): the trainer computes as the sampler does.
@@ -40,6 +41,8 @@ class Way:
     """One of `offpolicy.NUMERICS`."""
     truncated: bool = False
     matched: bool = False
+    baseline: bool = False
+    """Subtract the batch's mean reward, as nearly everybody does."""
 
 
 WAYS: dict[str, Way] = {
@@ -47,8 +50,10 @@ WAYS: dict[str, Way] = {
     "FP8 sampler": Way("fp8"),
     "FP8, truncated ratios": Way("fp8", truncated=True),
     "FP8, matched trainer": Way("fp8", matched=True),
+    "FP32, baseline": Way("fp32", baseline=True),
+    "FP8, baseline": Way("fp8", baseline=True),
 }
-"""The trainer computes in FP32, but for the last."""
+"""The trainer computes in FP32, but for the matched one."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +130,13 @@ def run(
         texts = sample(engine(model, how.sampler), asked, LENGTH, draws)
         written = texts.tokens[:, LENGTH + 1 :]  # (B, L)
         reward = (written == answer).float().mean(1)  # (B,)
+        gain = reward - reward.mean() if how.baseline else reward
         inputs = texts.tokens[:, :-1]
         logits = functional_call(model, _as_the_sampler(model), (inputs,)) if how.matched else model(inputs)
         ours = F.log_softmax(logits[:, LENGTH:].float(), -1).gather(2, written[:, :, None]).squeeze(2)
         gap = (ours - texts.log_probs).detach()
         weight = gap.exp().clamp(max=LIMIT) if how.truncated else torch.ones_like(gap)
-        loss = -(weight * reward[:, None] * ours).mean()
+        loss = -(weight * gain[:, None] * ours).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -140,12 +146,13 @@ def run(
 
 
 def recorded() -> dict[str, Any]:
-    """Ten seeds of every way: reward at the end, mean KL. The result called "policy_drift"."""
-    found: dict[str, dict[str, list[float]]] = {name: {"final": [], "kl": []} for name in WAYS}
+    """Ten seeds of every way: reward at the end; KL, of all updates and of the first. Called "policy_drift"."""
+    found: dict[str, dict[str, list[float]]] = {name: {"final": [], "kl": [], "kl_first": []} for name in WAYS}
     for seed in range(10):
         start = pretrained(seed)
         for name, kept in found.items():
             one = run(name, seed, start=start)
             kept["final"].append(round(one.final, 4))
             kept["kl"].append(float(f"{sum(one.kl) / len(one.kl):.3g}"))
+            kept["kl_first"].append(float(f"{sum(one.kl[:5]) / 5:.3g}"))
     return {"updates": UPDATES, "ways": found}

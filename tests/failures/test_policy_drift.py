@@ -55,6 +55,19 @@ def test_over_ten_seeds_the_mismatch_lowers_the_reward_and_both_repairs_help_in_
         assert sum(ends[way]) > sum(fp8) + 10 * 0.05  # a twentieth of the reward, in the mean
 
 
+def test_with_a_baseline_the_drift_is_gone_in_this_task() -> None:
+    kept = records.load("policy_drift")["ways"]
+    fp8, exact = (kept[f"{name}, baseline"]["final"] for name in ("FP8", "FP32"))
+    assert len(fp8) == 10 and all(abs(a - b) < 0.01 for a, b in zip(fp8, exact, strict=True))
+    grown = [end / first for end, first in zip(kept["FP8 sampler"]["kl"], kept["FP8 sampler"]["kl_first"], strict=True)]
+    assert sorted(grown)[5] > 10  # the gap feeds itself without one
+
+
+def test_a_baseline_takes_the_mean_away(start: torch.nn.Module) -> None:
+    plain, less = (run(way, 1, start=start, updates=2) for way in ("FP8 sampler", "FP8, baseline"))
+    assert plain.reward[0] == less.reward[0] and plain.kl[0] == less.kl[0] and plain.kl[1] != less.kl[1]
+
+
 def test_a_wrong_name_is_one_line() -> None:
     with pytest.raises(ConfigError, match="no way 'FP7'"):
         run("FP7")
