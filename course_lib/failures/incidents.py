@@ -56,13 +56,15 @@ def diagnose(run: Run) -> list[str]:
     """Names of the faults that the checks speak for, likeliest first; [] when no check found anything.
 
     A fault comes before another when more of its own checks are abnormal, then when fewer are that it does not explain,
-    then by the order of suspicion.
+    then by the order of suspicion, and within a kind when its checks cost less: a log that says it outright before a
+    run that may have other reasons.
     """
     found = {name for name, check in CHECKS.items() if check.measure(run).abnormal}
 
-    def rank(one: Incident) -> tuple[float, int, int]:
+    def rank(one: Incident) -> tuple[float, int, int, int]:
         own = set(one.checks)
-        return -len(own & found) / len(own), len(found - own), list(INCIDENTS).index(one.name)
+        minutes = sum(CHECKS[name].minutes for name in own)
+        return -len(own & found) / len(own), len(found - own), CATEGORIES.index(one.category), minutes
 
     fitting = [one for one in INCIDENTS.values() if found & set(one.checks)]
     return [one.name for one in sorted(fitting, key=rank)]
