@@ -1,7 +1,7 @@
 """What chapter 14's exercises call right, against torch, all orders there are, chances of counts, and the library."""
 
 import math
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -99,6 +99,8 @@ def test_no_step_is_near_the_bound(seed: int) -> None:
     assert min(farthest(step) for step in near["steps"]) > 1.05
     tight = [case["steps"] for case in cases if case["name"].startswith("gradients that grow, betas")]
     assert len({step["betas"] for steps in tight for step in steps}) == 3
+    bounds = sorted({most(step["betas"]) for case in cases for step in case["steps"]})
+    assert len(bounds) == 4 and all(1.2 * one < other for one, other in pairwise(bounds))
     assert all(farthest(step) > 0.93 * most(step["betas"]) for steps in tight for step in steps)
 
 
