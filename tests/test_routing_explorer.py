@@ -73,7 +73,7 @@ def test_the_still_picture_has_the_same_states():
 
 def test_what_it_opens_with(made):
     view = at(made)
-    assert view.alt == "Move the score of “purred” with expert A. Tokens choose, no limit."
+    assert view.alt == "Move the score of “purred” with expert A. Experts choose in a sequence."
     assert [value for value, _ in view.numbers] == ["0", "0", "0"]
     assert [control.name for control in made.controls if not control.more] == ["rule", "token", "score"]
     assert title_of(routing._still(**made.defaults)) in view.alt and "course-static" in made._face
@@ -160,7 +160,8 @@ def test_goals_can_be_reached(number, values):
 @pytest.mark.parametrize(
     "values",
     [
-        {"score": 0.98},
+        {},
+        {"rule": CHOOSE, "score": 0.98},
         {"rule": THRESHOLD, "score": 0.98, "token": 1},
         {"rule": FIRST_OF_SEQUENCE, "score": 0.98},  # the last token has no later ones
         {"rule": EXPERTS, "token": 1, "score": 0.04},

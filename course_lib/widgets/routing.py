@@ -34,6 +34,7 @@ WORDS = (
     ("The", "cat", "sat", "on", "the", "mat", "and", "purred", "while", "we", "were", "out"),
     ("Most", "dogs", "run", "in", "a", "park", "all", "day", "until", "it", "gets", "dark"),
 )
+OPENS = "experts choose in a sequence"
 START = 0.1
 """Of the score that moves."""
 CHUNK = 4
@@ -186,7 +187,7 @@ def routing_explorer() -> Explorer:
     return explorer(
         _draw,
         [
-            ChoiceControl(name="rule", label="rule", options=tuple(RULES), default="tokens choose, no limit"),
+            ChoiceControl(name="rule", label="rule", options=tuple(RULES), default=OPENS),
             IntControl(name="token", label="token that moves", min=1, max=12, default=8),
             FloatControl(name="score", label="its score with expert A", min=0.02, max=0.98, step=0.02, default=START),
             FloatControl(
@@ -204,7 +205,7 @@ def routing_explorer() -> Explorer:
             IntControl(name="tokens", label="tokens in a sequence", min=4, max=12, default=8, more=True),
         ],
         presets=[
-            Preset("Experts choose", {"rule": "experts choose in a sequence"}),
+            Preset("Tokens choose", {"rule": "tokens choose, no limit"}),
             Preset("The best stay", {"rule": "tokens choose; full: keep a sequence's best"}),
             Preset("The first stay", {"rule": "tokens choose; full: keep the batch's first"}),
             Preset("A threshold", {"rule": "experts take what is above a threshold"}),
