@@ -38,7 +38,7 @@ def test_every_series_is_drawn_in_its_unit():
         line = panel_of(figure, name).lines[0].get_ydata()
         assert line == pytest.approx(np.array(series()[name]) * factor), name
     dots = panel_of(figure, "loss").lines[1]
-    assert list(dots.get_xdata()) == [9, 19, 29, 39] and "validation" in words(figure)
+    assert list(dots.get_xdata()) == [9, 19, 29, 39] and "dots: validation" in words(figure)
     for ax in figure.axes:  # an event in the run, in every panel
         upright = [list(line.get_xdata()) for line in ax.lines if len(set(line.get_xdata())) == 1]
         assert upright == [[20, 20]]

@@ -3,6 +3,7 @@
 The table is `diagnosis.toml` beside this file. Every row is reproduced by at least one incident.
 """
 
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -101,12 +102,12 @@ def rows_of(incident: str) -> tuple[Row, ...]:
 
 
 def search(words: str) -> tuple[Row, ...]:
-    """The rows that hold each of these words, anywhere, in the table's order; all rows for no word."""
-    wanted = words.lower().split()
+    """The rows that hold each of these, each at the start of a word, in the table's order; all rows for no word."""
+    wanted = [re.compile(rf"(?<!\w){re.escape(word)}") for word in words.lower().split()]
 
     def text(row: Row) -> str:
         titles = [INCIDENTS[name].title for name in row.incidents]
         parts = [row.symptom, row.look, row.check, row.fix, row.never, *(cause.text for cause in row.causes), *titles]
         return " ".join(parts).lower()
 
-    return tuple(row for row in table() if all(word in text(row) for word in wanted))
+    return tuple(row for row in table() if all(word.search(text(row)) for word in wanted))

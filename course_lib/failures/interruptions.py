@@ -119,7 +119,7 @@ class Report:
     kind: str
     """A short name of the kind, the same in every report that has it."""
     seen: bool
-    """The report has it; False: the report says that it did not come, or that a cure ended it."""
+    """The report has it as a trouble; False: it says that there was little or none, and that nothing had to be done."""
     says: str
     source: str
 

@@ -7,7 +7,8 @@ Two causes that look alike on a dashboard:
   one shard of the optimizer's state were missing. The data is good.
 
 PaLM (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1) went back about 100 steps and left out 200 to 500 batches;
-here it is 20 and 40. ZClip is Kumar et al. 2025, arXiv 2504.02507.
+here it is 20 and 40. ZClip is Kumar et al. 2025, arXiv 2504.02507. `Window` is the statistic of OLMo-core's
+`SkipStepOptimizer` (allenai/OLMo-core, read in 2026), for the norm alone; OLMo-core tests the loss in the same way too.
 """
 
 import math
@@ -39,6 +40,7 @@ __all__ = [
     "STRUCK",
     "TWIN",
     "Recovery",
+    "Window",
     "ZClip",
     "compare",
     "over_seeds",
@@ -53,7 +55,8 @@ TWIN = "without the cause"
 CURES = {
     "go on": "clipping at norm 1, as always",
     "clip by z-score": "ZClip: a norm 2.5 deviations above its running mean is clipped to near the mean",
-    "leave out by z-score": "no update when the norm is 6 deviations above its running mean",
+    "leave out by z-score": "no update at 6 deviations above ZClip's mean, which norms enter limited",
+    "leave out by raw norms": "no update at 6 deviations above the mean of the last 128 norms, all as they were",
     "roll back, same batches": "back to the checkpoint, and the same batches again",
     "roll back, skip batches": "back to the checkpoint, and go on 40 batches later",
     "roll back, mended": "back to the checkpoint with the cause mended, and the same batches again",
@@ -62,6 +65,9 @@ CURES = {
 DOCUMENTS = 3_000  # enough for 170 batches, each document once
 HELD_OUT = 24  # documents that are scored after each pass
 CLOSE = 0.02  # nats: at most so far above the twin counts as recovered
+SPIKE = (
+    10 * CLOSE
+)  # nats: recovered is only what is not so far above the twin again; the noise between two runs is less
 
 
 class ZClip:
@@ -94,6 +100,24 @@ class ZClip:
         return most
 
 
+class Window:
+    """How far a norm is above the last 128 before it, left-out ones included and none limited; no limit to clip at."""
+
+    def __init__(self, length: int = 128) -> None:
+        self.length = length
+        self.seen: list[float] = []
+        self.z = 0.0
+        """Deviations above the mean of the norms before; 0 until half a window is there."""
+
+    def limit(self, norm: float) -> float:
+        """Takes the norm in; infinity."""
+        last = np.array(self.seen[-self.length :])
+        full = len(last) + 1 >= self.length // 2
+        self.z = (norm - float(last.mean())) / float(last.std(ddof=1)) if full else 0.0
+        self.seen.append(norm)
+        return math.inf
+
+
 @dataclass(frozen=True)
 class Recovery:
     """One way out of a spike, pass by pass from the checkpoint on. A pass is a step that was done, or left out."""
@@ -110,9 +134,12 @@ class Recovery:
     repeated: int
     """Passes that a roll-back threw away."""
     peak: float
-    """Largest height above the twin, at the same pass, nats."""
+    """Largest height above the twin, at the same pass, nats; of a roll-back, the spike before it counts too."""
     back: int | None
-    """Passes from the strike to the first of five in a row near the twin; None: not within the run; 0: never far."""
+    """Passes from the strike to the first of five in a row near the twin after the last spike.
+
+    None: not within the run; 0: never far.
+    """
     gap: float
     """Above the twin at the end: mean of the last five passes."""
 
@@ -120,7 +147,7 @@ class Recovery:
 class _Run:
     def __init__(self, source: Text, cause: str, cure: str, seed: int, saved: Path | None, norms: Sequence[float]):
         self.source, self.cause, self.cure, self.seed = source, cause, cure, seed
-        self.clipper = ZClip()
+        self.clipper = Window() if cure == "leave out by raw norms" else ZClip()
         for norm in norms:
             self.clipper.limit(norm)
         self.shift = 0  # batches that were skipped
@@ -157,7 +184,7 @@ class _Run:
         weights = list(self.trainer.model.parameters())
         norm = clip_by_global_norm(weights, None)
         most = self.clipper.limit(float(norm))
-        self.leave = self.cure == "leave out by z-score" and self.clipper.z > 6
+        self.leave = self.cure.startswith("leave out") and self.clipper.z > 6
         clip_by_global_norm(weights, min(1.0, most) if self.cure == "clip by z-score" else 1.0)
         return norm
 
@@ -168,14 +195,16 @@ class _Run:
         else:
             self._update()
 
-    def steps(self, count: int) -> None:
+    def steps(self, count: int, score: bool = True) -> None:
+        """Passes. score: with the held-out loss after each, which is half the time of a small step."""
         for _ in range(count):
             step = self.trainer.step
             if step == STRUCK and self.resumed_at_strike:
                 forget(self.trainer)
             self.batches.append(step + self.shift)
             self.norms.append(training_step(self.parts, step).grad_norm)
-            self.val_losses.append(held_out_loss(self.trainer, self.source, HELD_OUT))
+            if score:
+                self.val_losses.append(held_out_loss(self.trainer, self.source, HELD_OUT))
 
 
 def forget(trainer: Trainer) -> None:
@@ -213,7 +242,7 @@ def _saved(seed: int, folder: Path) -> tuple[Path, list[float], Text]:
     """The checkpoint that all ways share, the gradient norms before it, and the text."""
     source = text(seed, DOCUMENTS)
     first = _Run(source, "", TWIN, seed, None, ())
-    first.steps(SAVED_AT)
+    first.steps(SAVED_AT, score=False)
     return resume.save(first.trainer, folder / "checkpoint"), first.norms, source
 
 
@@ -235,7 +264,8 @@ def _way_out(run: _Run, saved: Path, twin: _Run) -> Recovery:
 def _judged(run: _Run, twin: _Run, repeated: int) -> Recovery:
     above = np.array(run.val_losses) - np.array(twin.val_losses)
     near = above[STRUCK - SAVED_AT :] <= CLOSE
-    first = int(np.argmin(near))  # the first pass that is far
+    spikes = np.flatnonzero(above[STRUCK - SAVED_AT :] > SPIKE)
+    first = int(spikes[-1]) if len(spikes) else int(np.argmin(near))  # the last pass of a spike, or the first far one
     back = 0 if near.all() else next((k for k in range(first, len(near) - 4) if near[k : k + 5].all()), None)
     return Recovery(
         run.cure,
@@ -262,13 +292,13 @@ def replay(cause: str = "garbage", seed: int = 0) -> dict[str, float]:
         saved, norms, source = _saved(seed, Path(folder))
         for name, before in (("the run's own state", STRUCK - SAVED_AT), (f"the checkpoint of step {SAVED_AT}", 0)):
             run = _Run(source, "", TWIN, seed, saved, norms)
-            run.steps(before)
+            run.steps(before, score=False)
             if cause == "moments" and before:
                 forget(run.trainer)
             out[name] = _rise(run, cause)
         other = _Run(source, "", TWIN, seed, None, ())
         other.trainer.model.load_state_dict(GPT(other.trainer.model.config, seed + 1).state_dict())  # type: ignore[arg-type]
-        other.steps(SAVED_AT)
+        other.steps(SAVED_AT, score=False)
         out["a run from other initial weights"] = _rise(other, cause)
     return out
 
@@ -282,7 +312,13 @@ def _rise(run: _Run, cause: str) -> float:
 
 def over_seeds(seeds: int = 10) -> dict[str, dict[str, list[dict[str, float | None]]]]:
     """For each cause: the ways out that differ, and each state of `replay`, of each seed. Kept as a record."""
-    cures = ("go on", "clip by z-score", "leave out by z-score", "roll back, skip batches")
+    cures = (
+        "go on",
+        "clip by z-score",
+        "leave out by z-score",
+        "leave out by raw norms",
+        "roll back, skip batches",
+    )
     out: dict[str, dict[str, list[dict[str, float | None]]]] = {}
     for cause in CAUSES:
         rows = out.setdefault(cause, {})

@@ -1,4 +1,7 @@
-"""Steps left out as a habit: by one rank alone, and under a loss scaler that takes every NaN for an overflow."""
+"""Steps left out as a habit: by one rank alone, and under a loss scaler that takes every NaN for an overflow.
+
+And infinite gradients made finite under PyTorch's own clipping, which hides them.
+"""
 
 import math
 from dataclasses import dataclass
@@ -8,15 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_lib.config import OptimConfig
+from course_lib.config import OptimConfig, require
 from course_lib.data import IGNORE
+from course_lib.failures import skipped_step
 from course_lib.failures.runs import Setup, make_trainer, text
-from course_lib.failures.skipped_step import held_out_loss, own_mean
+from course_lib.failures.skipped_step import Past, held_out_loss, own_mean
 from course_lib.parallel.launch import run_ranks
 from course_lib.step import Batch, StepParts, training_step
 from course_lib.trainer import Trainer
 
-__all__ = ["RANK_STEP", "Apart", "Scaled", "on_one_rank", "under_a_scaler"]
+__all__ = ["RANK_STEP", "Apart", "Scaled", "on_one_rank", "torch_clip", "under_a_scaler", "without_a_scaler"]
 
 RANK_STEPS, RANK_STEP = 50, 20
 SCALE_STEPS = 60
@@ -129,6 +133,57 @@ def under_a_scaler(every: int | None = 3, seed: int = 0) -> Scaled:
         sum(record.skipped for record in records),
         held_out_loss(trainer, source),
     )
+
+
+def without_a_scaler(every: int, seed: int = 0) -> float:
+    """The control: the same steps left out in FP32, the schedule waiting for them as it does for a scaler.
+
+    Returns the held-out loss. What it lacks against a run without NaN is missing updates alone.
+    """
+    optim = OptimConfig(lr=1e-2, warmup_steps=6, weight_decay=0.1)
+    source = text(seed)
+    trainer = make_trainer(Setup(seed, SCALE_STEPS, optim), source)
+    trainer.model.train()
+    parts = trainer.parts
+    _emptied(parts, every)
+    clip, update, schedule = parts.clip, parts.optimizer, parts.scheduler
+    finite = True
+
+    def looked() -> Tensor:
+        nonlocal finite
+        norm = clip()
+        finite = bool(norm.isfinite())
+        return norm
+
+    def guarded() -> None:
+        if finite:
+            update()
+        else:
+            trainer.optimizer.zero_grad(set_to_none=True)
+            trainer._passes = 0
+
+    parts.clip, parts.optimizer = looked, guarded
+    parts.scheduler = lambda: schedule() if finite else float(trainer.scheduler.get_last_lr()[0])
+    for step in range(SCALE_STEPS):
+        training_step(parts, step)
+    return held_out_loss(trainer, source)
+
+
+def torch_clip(seed: int = 0) -> Past:
+    """`skipped_step`'s gradients that are made finite after an overflow, with torch.nn.utils.clip_grad_norm_.
+
+    It multiplies by norm limit / infinity = 0, where the course's clipping leaves the gradients alone.
+    """
+    run = skipped_step._Run(text(seed), "overflow", "gradients made finite", seed, None)
+    most = run.trainer.config.optim.clip_norm
+    require(most is not None, "this run has no clipping")
+    weights = list(run.trainer.model.parameters())
+    run._clip = lambda: torch.nn.utils.clip_grad_norm_(weights, float(most or 0))
+    run.mended = True  # no FP16 on the way before the checkpoint, as in the runs that this is compared with
+    run.steps(skipped_step.SAVED_AT)
+    run.mended = False
+    run.steps(skipped_step.STEPS)
+    return run.past()
 
 
 def _emptied(parts: StepParts, every: int | None) -> None:

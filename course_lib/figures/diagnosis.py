@@ -13,6 +13,7 @@ from course_lib.figures.style import (
     COLORS,
     end_labels,
     ink,
+    key,
     new_figure,
     new_panels,
     numbers,
@@ -79,7 +80,7 @@ def past(
         _lines(ax, table, first)
         ax.axvline(bad, color=COLORS["grey"], linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
         ax.set_xlabel("step")
-        ax.set_ylim(0, None)
+        ax.set_ylim(0, 1.3 * max(float(np.nanmax(values)) for values in table.values() if np.isfinite(values).any()))
     if row:
         numbers(fig, row)
     return fig
@@ -90,7 +91,7 @@ def _lines(ax: Axes, table: Mapping[str, Sequence[float]], first: int) -> None:
     for place, (name, values) in enumerate(table.items()):
         line = np.asarray(values, dtype=float)
         at = first + np.arange(len(line))
-        look = series(place) | {"linewidth": 1.6}
+        look = series(place) | {"linewidth": 1.4 + 1.3 * (len(table) - 1 - place)}  # one that lies below shows beside
         seen = np.isfinite(line)
         [drawn] = ax.plot(at, line, **look)
         if (~seen).any():
@@ -101,7 +102,9 @@ def _lines(ax: Axes, table: Mapping[str, Sequence[float]], first: int) -> None:
                 "x",
                 transform=ax.get_xaxis_transform(),
                 color=look["color"],
-                markersize=5,
+                markersize=6,
+                markeredgewidth=1.8,
+                zorder=5,
             )
         if seen.any():
             labelled.append((drawn, name if seen[-1] else f"{name} (not finite)"))
@@ -144,7 +147,7 @@ def apart(
 
 
 def ways_out(
-    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    ways: Mapping[str, Mapping[str, Sequence[float]]],
     struck: int,
     noticed: int,
     *,
@@ -152,23 +155,23 @@ def ways_out(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """One panel below the other, one a cause: held-out loss over the passes, a line for each way out.
+    """Two panels in a row, one a way out: held-out loss over the passes, a line for each cause.
 
     struck, noticed: passes at which the cause strikes and the spike is noticed, marked in all panels.
     """
-    fig, axes = new_panels(title, subtitle, height=230 * len(panels), cols=1, rows=len(panels), share_x=True)
-    for ax, (cause, curves) in zip(np.atleast_1d(np.asarray(axes, dtype=object)), panels.items(), strict=True):
-        panel_title(ax, cause)
-        labelled = []
-        for place, (name, values) in enumerate(curves.items()):
-            look = series(place) | {"linewidth": 1.7}
-            [drawn] = ax.plot(np.arange(1, len(values) + 1), values, **look)
-            labelled.append((drawn, name))
-        end_labels(ax, labelled)
+    rows = -(-len(ways) // 2)
+    fig, axes = new_panels(title, subtitle, height=118 * rows + 30, cols=2, rows=rows, share_x=True, share_y=True)
+    for number, ax in enumerate(axes):
+        ax.set_visible(number < len(ways))
+    for ax, (way, curves) in zip(axes, ways.items(), strict=False):
+        panel_title(ax, way)
+        for place, (cause, values) in enumerate(curves.items()):
+            ax.plot(np.arange(1, len(values) + 1), values, **(series(place) | {"linewidth": 1.7}), label=cause)
         for mark in (struck, noticed):
             ax.axvline(mark, color=COLORS["grey"], linewidth=1.0, linestyle=(0, (3, 2)), zorder=1)
-        ax.set_ylabel("nats a token")
-    axes[-1].set_xlabel("passes from the checkpoint; dashed: the cause strikes, the spike is noticed")
+    key(axes[1], [(cause, str(series(place)["color"])) for place, cause in enumerate(next(iter(ways.values())))])
+    for ax in axes[-2:]:
+        ax.set_xlabel("passes from the checkpoint")
     if row:
         numbers(fig, row)
     return fig

@@ -126,7 +126,7 @@ def _panel(ax: Axes, panel: Panel, values: Mapping[str, np.ndarray], good: Mappi
             color = COLORS["communication"]
             ax.plot(at[seen], line[seen], "o", color=color, markersize=4, linestyle="none", zorder=4)
             if seen.any():
-                _inside(ax, "validation", (at[seen][-1], line[seen][-1]), color)
+                _validation(ax, [*values.values(), *good.values()], color)
         else:
             ax.plot(at, line, color=COLORS["forward"], linewidth=1.4)
             if seen.sum() == 1:
@@ -194,7 +194,10 @@ def _crosses(ax: Axes, steps: np.ndarray) -> None:
     ax.text(0.99, 0.8, f"not finite: {count}", transform=ax.transAxes, ha="right", va="top", size=8.5, color=ink(color))
 
 
-def _inside(ax: Axes, text: str, xy: tuple[float, float], color: str) -> None:
-    ax.annotate(
-        text, xy, xytext=(-2, 8), textcoords="offset points", ha="right", va="bottom", size=8.5, color=ink(color)
-    )
+def _validation(ax: Axes, lines: Sequence[np.ndarray], color: str) -> None:
+    """The name of the dots, at the right: over lines that end low, under lines that end high."""
+    numbers = np.concatenate([line[np.isfinite(line)] for line in lines])
+    ends = [line[np.isfinite(line)][-1] for line in lines if np.isfinite(line).any()]
+    high = max(ends) > 0.5 * (numbers.min() + numbers.max())
+    place, side = (0.03, "bottom") if high else (0.99, "top")
+    ax.text(0.99, place, "dots: validation", transform=ax.transAxes, ha="right", va=side, size=8.5, color=ink(color))

@@ -108,7 +108,7 @@ def kinds(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """Kinds of trouble (rows) by run (columns, smallest first): a full mark: reported; a ring: reported as absent."""
+    """Kinds of trouble (rows) by run (columns, smallest first). Square: a trouble; ring: nothing had to be done."""
     fig, ax = new_figure(title, subtitle, height=80 + 30 * len(table))
     for place, (_, found) in enumerate(table.items()):
         for column, run in enumerate(runs):

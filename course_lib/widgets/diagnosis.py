@@ -1,4 +1,4 @@
-"""The diagnosis table, searchable: what is typed leaves the rows that have all of its words.
+"""The diagnosis table, searchable: what is typed leaves the rows with all of it, each at the start of a word.
 
 CSS classes: `course-diagnosis` (the whole), `course-diagnosis-title`, `course-diagnosis-search` (the field),
 `course-diagnosis-count`, `course-diagnosis-rows` (the table), `course-diagnosis-caption`.
@@ -114,7 +114,8 @@ def _marked(line: str, words: Sequence[str]) -> str:
     """HTML with the words marked, in its text alone."""
     if not words:
         return line
-    found = re.compile("(" + "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)) + ")", re.I)
+    either = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+    found = re.compile(rf"(?<!\w)({either})", re.I)
     out = ""
     for part in re.split(r"(<[^>]+>)", line):
         if part.startswith("<"):

@@ -141,7 +141,7 @@ class Incident(Shown):
         grid = ipywidgets.Box(boxes, layout={"overflow": "visible"})
         grid.add_class("course-incident-grid")
         label = f"Restart the run ({restart_minutes():g} min)"
-        restart = ipywidgets.Button(description=label, layout={"align_self": "flex-start"})
+        self._restart = restart = ipywidgets.Button(description=label, layout={"align_self": "flex-start"})
         restart.add_class("course-incident-restart")
         restart.on_click(lambda _: self.restart())
         options = [("choose one", ""), *((title, name) for name, title in faults().items())]
@@ -165,6 +165,8 @@ class Incident(Shown):
 
     def _put(self) -> None:
         """Show the case as it is now."""
+        from course_lib.failures.scoring import RESTART
+
         case = self.case
         if case is None:
             return
@@ -182,6 +184,7 @@ class Incident(Shown):
             else:
                 button.description = text
                 button.remove_class("course-incident-ordered")
+        self._restart.disabled = RESTART in ordered
         self._notes.value = _notes(case.orders, case.minutes)
         closed = case.score is not None
         self._desk.layout.display = "none" if closed else "flex"

@@ -50,6 +50,8 @@ def test_searching() -> None:
     assert [row.incidents for row in search("BARRIER")] == [("hang",)]
     assert search("mask probe") == rows_of("mask_leak")
     assert search("nothing that is there") == ()
+    assert [row.incidents for row in search("hang")] == [("hang",)]  # and not those that hold "change"
+    assert len(search("chang")) > 1
 
 
 def test_a_row_is_read() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from course_lib.errors import ConfigError
 from course_lib.failures import records, recovery
-from course_lib.failures.recovery import BURST, NOTICED, SAVED_AT, SKIPPED, STEPS, STRUCK, TWIN, Recovery, ZClip
+from course_lib.failures.recovery import BURST, NOTICED, SAVED_AT, SKIPPED, STEPS, STRUCK, TWIN, Recovery, Window, ZClip
 
 SEED = 4
 
@@ -35,6 +35,18 @@ def test_z_clip_limits_what_stands_out() -> None:
     assert clipper.limit(100.0) < near + 0.1 * deviation and clipper.mean < 1.2
 
 
+def test_a_window_takes_norms_as_they_are() -> None:
+    window, rng = Window(), np.random.default_rng(0)
+    norms = [*rng.normal(1.0, 0.1, 200), 5.0]
+    assert all(window.limit(norm) == math.inf for norm in norms[:63]) and window.z == 0
+    for norm in norms[63:]:
+        window.limit(norm)
+    last = np.array(norms[-129:-1])
+    assert window.z == pytest.approx((5.0 - last.mean()) / last.std(ddof=1)) and window.z > 6
+    window.limit(5.0)
+    assert window.z < 12 and len(window.seen) == 202  # what was far out is in the deviation now
+
+
 def test_a_clipped_spike_is_a_spike(garbage: dict[str, Recovery]) -> None:
     """The norm is limited, the direction stays."""
     assert max(garbage["go on"].norms[12:20]) > 3 * np.median(garbage["go on"].norms[:12])
@@ -47,6 +59,7 @@ def test_the_same_batches_are_the_same_spike(garbage: dict[str, Recovery]) -> No
     first = NOTICED - SAVED_AT
     assert again.val_losses[:first] == again.val_losses[first : 2 * first] and again.repeated == first
     skip = garbage["roll back, skip batches"]
+    assert again.back is None or again.back > first + 8  # behind the second spike
     assert max(skip.val_losses[first:]) < 1.3 and skip.left_out == SKIPPED
     assert skip.batches[first] == SAVED_AT + SKIPPED > STRUCK + BURST - 1
     assert max(garbage["roll back, mended"].val_losses[first:]) < 1.3
@@ -93,4 +106,6 @@ def test_over_ten_seeds() -> None:
     )
     assert sum(row["peak"] < 0.1 for row in data["leave out by z-score"]) >= 9
     assert sum(row["back"] is None for row in state["leave out by z-score"]) >= 9
+    assert all(row["peak"] > 0.2 and 0 < row["left_out"] < BURST for row in data["leave out by raw norms"])
+    assert sum(row["back"] is not None for row in state["leave out by raw norms"]) >= 8
     assert sum(row["back"] is not None for row in data["roll back, skip batches"]) >= 9
