@@ -25,6 +25,8 @@ from course_lib.trainer import Trainer, training_step
 __all__ = ["ACCUMULATORS", "CURES", "Accumulator", "Ruined", "recorded", "train"]
 
 Cure: TypeAlias = Literal["plain", "wider", "kahan", "stochastic"]
+Part: TypeAlias = Literal["all", "gains", "matrices"]
+"""Gains are the norms' parameters, vectors that begin at 1. The rest are matrices with small entries."""
 CURES: tuple[Cure, ...] = ("plain", "wider", "kahan", "stochastic")
 ACCUMULATORS = {
     "second_moment": "Adam's running mean of squared gradients",
@@ -89,6 +91,8 @@ class Ruined:
     """Root mean square of the accumulator after each step, over all parameters."""
     still: list[float]
     """Share of its entries that a step did not move although its change was not 0."""
+    still_gains: list[float]
+    """The same share among the gains alone."""
 
     @property
     def final(self) -> float:
@@ -99,11 +103,16 @@ class Ruined:
 class _Optimizer:
     """AdamW in lines, as `torch.optim.AdamW` computes it, with each state in an accumulator of its own."""
 
-    def __init__(self, trainer: Trainer, narrow: str, fmt: str, cure: Cure, seed: int) -> None:
+    def __init__(self, trainer: Trainer, narrow: str, fmt: str, cure: Cure, part: Part, seed: int) -> None:
         self.trainer, self.narrow = trainer, narrow
         self.params: list[Tensor] = [p for group in trainer.optimizer.param_groups for p in group["params"]]
         generator = torch.Generator().manual_seed(stream_seed(seed, "rounding"))
-        made = lambda name, start: Accumulator(start, fmt, cure if name == narrow else "wider", generator)
+        parts: dict[int, Part] = {1: "gains", 2: "matrices"}
+
+        def made(name: str, start: Tensor) -> Accumulator:
+            chosen = name == narrow and part in ("all", parts[start.dim()])
+            return Accumulator(start, fmt, cure if chosen else "wider", generator)
+
         zeros = [torch.zeros_like(p) for p in self.params]
         self.first = [torch.zeros_like(p) for p in self.params]
         self.second = [made("second_moment", zero) for zero in zeros]
@@ -113,7 +122,8 @@ class _Optimizer:
         self.count = 0
         self.size: list[float] = []
         self.still: list[float] = []
-        self._moves: list[tuple[int, int]] = []
+        self.still_gains: list[float] = []
+        self._moves: list[tuple[bool, int, int]] = []
         self._write(zip(self.params, self.weights, strict=True))
 
     @torch.no_grad()
@@ -154,8 +164,9 @@ class _Optimizer:
                 self._add("weights", self.weights[i], -lr * (update + decay * p))
         squares = sum(float((kept.value**2).sum()) for kept in states[self.narrow])
         self.size.append(math.sqrt(squares / sum(p.numel() for p in self.params)))
-        still, asked = (sum(column) for column in zip(*self._moves, strict=True))
-        self.still.append(still / max(asked, 1))
+        for shares, only in ((self.still, (False, True)), (self.still_gains, (True,))):
+            asked = sum(move[2] for move in self._moves if move[0] in only)
+            shares.append(sum(move[1] for move in self._moves if move[0] in only) / max(asked, 1))
         self._moves.clear()
         self._write(zip(self.params, self.weights, strict=True))
         for p, kept in zip(self.params, self.gradients, strict=True):
@@ -167,7 +178,7 @@ class _Optimizer:
         kept.add(change)
         if name == self.narrow:
             asked = change != 0
-            self._moves.append((int((asked & (kept.value == before)).sum()), int(asked.sum())))
+            self._moves.append((change.dim() == 1, int((asked & (kept.value == before)).sum()), int(asked.sum())))
 
     def rate(self) -> float:
         """The learning rate of this update; the trainer's own scheduler would warn that torch's optimizer never ran."""
@@ -187,8 +198,11 @@ def train(
     micro_batches: int = 1,
     lr: float = 1e-3,
     beta2: float = 0.999,
+    part: Part = "all",
 ) -> Ruined:
     """Train a small GPT on the synthetic language with one accumulator in 16 bits (cure "wider": in FP32).
+
+    part: which parameters have it in 16 bits.
 
     The same seed gives the same initial weights, batches and schedule for every accumulator and cure.
     """
@@ -214,7 +228,7 @@ def train(
         optim=OptimConfig(lr=lr, betas=(0.9, beta2), warmup_steps=20),
     )
     trainer = Trainer(config, corpus=corpus)
-    written = _Optimizer(trainer, accumulator, fmt, cure, seed)
+    written = _Optimizer(trainer, accumulator, fmt, cure, part, seed)
     parts = trainer.parts
     parts.backward, parts.clip = written.backward, written.clip
     parts.optimizer, parts.scheduler = written.step, written.scheduler
@@ -224,7 +238,8 @@ def train(
         loss.append(training_step(parts, len(loss)).loss)
     rest = [math.nan] * (steps - len(loss))  # nothing comes back from NaN
     floor = language.entropy()["all"]
-    return Ruined(accumulator, fmt, cure, seed, loss + rest, floor, written.size + rest, written.still + rest)
+    kept = (written.size + rest, written.still + rest, written.still_gains + rest)
+    return Ruined(accumulator, fmt, cure, seed, loss + rest, floor, *kept)
 
 
 RECORDED: tuple[tuple[str, str, Cure], ...] = (
@@ -237,6 +252,25 @@ RECORDED: tuple[tuple[str, str, Cure], ...] = (
 )
 
 
+RATES = (1e-3, 3e-3, 1e-2)
+
+
+def _beside_rates(seeds: range = range(3)) -> dict[str, dict[str, list[float]]]:
+    """BF16 weights at three peak rates, and in a part of the parameters: how far behind FP32 at the end, in nats."""
+    found: dict[str, dict[str, list[float]]] = {}
+    cases: list[tuple[str, float, Part]] = [(f"lr {lr:g}", lr, "all") for lr in RATES]
+    for name, lr, part in (*cases, ("gains", 1e-3, "gains"), ("matrices", 1e-3, "matrices")):
+        runs = [train("weights", "bf16", "plain", seed, lr=lr, part=part) for seed in seeds]
+        exact = [train("weights", "bf16", "wider", seed, lr=lr) for seed in seeds]
+        found[name] = {
+            "fp32": [round(run.final, 4) for run in exact],
+            "behind": [round(run.final - other.final, 4) for run, other in zip(runs, exact, strict=True)],
+            "still": [round(sum(run.still[-24:]) / 24, 3) for run in runs],
+            "still_gains": [round(sum(run.still_gains[:20]) / 20, 3) for run in runs],
+        }
+    return found
+
+
 def recorded() -> dict[str, Any]:
     """`final` of ten seeds, by "accumulator format cure"; None where the run broke down. The result called "ruined"."""
     found: dict[str, list[float | None]] = {}
@@ -244,4 +278,4 @@ def recorded() -> dict[str, Any]:
     for name, fmt, cure in RECORDED:
         runs = [train(name, fmt, cure, seed, micro_batches=4 if name == "gradients" else 1) for seed in range(10)]
         found[f"{name} {fmt} {cure}"] = [round(run.final, 4) if math.isfinite(run.final) else None for run in runs]
-    return {"steps": STEPS, "floor": [round(floor, 4) for floor in floors], "final": found}
+    return {"steps": STEPS, "floor": [round(floor, 4) for floor in floors], "final": found, "beside": _beside_rates()}

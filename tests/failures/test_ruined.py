@@ -63,6 +63,15 @@ def test_bf16_weights_stop_and_lag_and_kahan_repairs_them() -> None:
     assert plain.final > healthy.final + 0.05
     assert abs(kahan.final - healthy.final) < 0.03
     assert plain.still[-1] > 0.5 and healthy.still[-1] < 0.01
+    # A gain begins at 1, where half a spacing of BF16 is 0.002 below and 0.004 above, and an update is about 0.001.
+    assert min(plain.still_gains) == 1 and plain.still[0] < 0.5 and max(healthy.still_gains) < 0.01
+
+
+def test_a_part_of_the_weights_is_narrow_and_the_rest_is_not() -> None:
+    whole, gains, matrices = (train("weights", steps=21, part=part) for part in ("all", "gains", "matrices"))
+    assert min(gains.still_gains) == 1 and max(gains.still) < 0.05  # few of all weights are gains
+    assert max(matrices.still_gains) < 0.01 < 0.05 < max(matrices.still)
+    assert len({run.loss[-1] for run in (whole, gains, matrices)}) == 3
 
 
 def test_fp16_cannot_hold_a_second_moment() -> None:
@@ -85,6 +94,15 @@ def test_recorded_over_ten_seeds() -> None:
     for cure in ("kahan", "stochastic"):
         assert all(abs(a - b) < 0.03 for a, b in zip(found[f"weights bf16 {cure}"], healthy, strict=True))
     assert found["second_moment fp16 plain"] == [None] * 10
+    beside = records.load("ruined")["beside"]
+    low, high = beside["lr 0.001"], beside["lr 0.01"]
+    assert low["behind"] == [round(bad - good, 4) for bad, good in zip(plain[:3], healthy[:3], strict=True)]
+    assert sorted(high["behind"])[1] < 0.03 < min(low["behind"]) and low["still_gains"] == [1, 1, 1]
+    assert all(
+        0 < share < whole
+        for part in ("gains", "matrices")
+        for share, whole in zip(beside[part]["behind"], low["behind"], strict=True)
+    )
 
 
 @pytest.mark.stress
