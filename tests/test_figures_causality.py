@@ -46,10 +46,11 @@ def test_verdicts_say_moves_or_stays_in_each_cell() -> None:
 
 
 def test_bits_are_as_long_as_they_are_many() -> None:
-    figure = figures.bits([("a layer", 8.7, "possible"), ("the loss", 0.05, "found")], title="T")
+    figure = figures.bits([("a layer", 8.7, "can hold"), ("the loss", 0.05, "found")], title="T")
     (ax,) = figure.axes
     assert [bar.get_x() + bar.get_width() for bar in ax.patches] == pytest.approx([8.7, 0.05])
-    assert {"8.7", "0.05", "possible", "found"} <= words(figure) and ax.get_xscale() == "log"
+    assert {"8.70", "0.05", "can hold", "found"} <= words(figure) and "entropy" not in words(figure)
+    assert ax.get_xlim()[0] == 0 and ax.get_xscale() == "linear"  # so that lengths may be compared
     png(figure)
 
 
@@ -68,3 +69,14 @@ def test_seeds_has_a_dot_for_each_and_a_ring_for_this_page() -> None:
     assert list(ax.lines[0].get_ydata()) == [0.1, 0.2, 0.3] and list(ax.lines[1].get_ydata()) == [1.0, 1.1, 1.2]
     assert list(ax.lines[2].get_ydata()) == [1.05] and list(ax.lines[2].get_xdata()) == [1]
     png(figure)
+
+
+def test_a_model_has_one_colour_in_all_pictures() -> None:
+    names = ("honest", "leaking, whole windows", "leaking, token by token", "among predecessors", "repaired")
+    curves = figures.over_training({name: ([1, 2], [3.0, 2.0]) for name in names}, title="T").axes[0].lines
+    placed = figures.by_position({name: [3.0, 2.0] for name in reversed(names)}, title="T").axes[0].lines
+    dots = figures.seeds({name.replace(" ", "\n"): [1.0, 2.0] for name in names}, {}, title="T").axes[0].lines
+    colors = [to_hex(line.get_color()) for line in curves[:5]]
+    assert len(set(colors)) == 5
+    assert colors == [to_hex(line.get_color()) for line in reversed(placed[:5])]
+    assert colors == [to_hex(line.get_color()) for line in dots[:5]]

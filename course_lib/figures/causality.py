@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,6 +25,28 @@ from course_lib.figures.style import (
 
 __all__ = ["bits", "by_position", "over_training", "seeds", "verdicts", "who_moves_whom"]
 
+MODELS = (
+    ("another future", 3),
+    ("whole windows", 1),
+    ("in the log", 1),
+    ("together", 1),
+    ("token by token", 2),
+    ("alone", 2),
+    ("predecessors", 4),
+    ("repaired", 5),
+    ("honest", 0),
+    ("control", 0),
+    ("letters choose", 0),
+)
+"""The chapter's models and ways to ask, by a word of their name: each has one look, in all of its pictures."""
+
+
+def _look(name: str, place: int) -> dict[str, Any]:
+    """Keyword arguments of `ax.plot`; what has no look of its own takes that of its place."""
+    if "fresh" in name:
+        return {**series(place), "color": COLORS["grey"]}
+    return series(next((look for word, look in MODELS if word in name.replace("\n", " ")), place))
+
 
 def by_position(
     curves: Mapping[str, Sequence[float]],
@@ -32,6 +55,7 @@ def by_position(
     title: str,
     subtitle: str | None = None,
     xlabel: str = "position in the window",
+    ylabel: str = "nats a token",
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
     """Loss at each position, a line for each way to ask; `floor`: the entropy, below which no honest reader gets."""
@@ -39,7 +63,7 @@ def by_position(
     labelled = []
     for place, (name, values) in enumerate(curves.items()):
         at = np.arange(1, len(values) + 1)
-        [line] = ax.plot(at, values, marker="o", markersize=5, **series(place))
+        [line] = ax.plot(at, values, marker="o", markersize=5, **_look(name, place))
         labelled.append((line, name))
     if floor is not None:
         [line] = ax.plot([1, len(at)], [floor, floor], color=COLORS["ink"], linewidth=1.2)
@@ -50,7 +74,7 @@ def by_position(
     end_labels(ax, labelled)
     ax.set_xticks(at)
     ax.set_xlabel(xlabel)
-    ax.set_ylabel("nats a token")
+    ax.set_ylabel(ylabel)
     if row:
         numbers(fig, row)
     return fig
@@ -65,9 +89,10 @@ def who_moves_whom(
 ) -> Figure:
     """A square for each pair: down the position whose logits are watched, across the token that was changed.
 
-    Blue where a position moves with its own or an earlier token, vermilion where with a later one; empty: no move.
+    Blue where a position moves with its own or an earlier token, vermilion where with a later one. The more it moves,
+    the darker; empty: no move.
     """
-    fig, axes = new_panels(title, subtitle, height=330, cols=len(matrices))
+    fig, axes = new_panels(title, subtitle, height=290, cols=len(matrices))
     for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
         _squares(ax, np.asarray(matrix, dtype=float))
         panel_title(ax, name)
@@ -132,14 +157,16 @@ def bits(
     subtitle: str | None = None,
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
-    """A bar for each amount of bits a token, on a logarithmic axis: (name, bits, "possible" or "found")."""
+    """A bar for each amount of bits a token: (name, bits, kind).
+
+    Kinds: "can hold", what choices can carry; "entropy", what there is to know; "found", what a loss shows.
+    """
     fig, ax = new_figure(title, subtitle, height=80 + 30 * len(bars))
-    low = 10.0 ** np.floor(np.log10(min(amount for _, amount, _ in bars)))
+    colors = {"can hold": tint(COLORS["grey"], 0.6), "entropy": COLORS["blue"], "found": COLORS["communication"]}
     for place, (_, amount, kind) in enumerate(bars):
-        color = COLORS["communication"] if kind == "found" else tint(COLORS["grey"], 0.6)
-        ax.barh(place, amount - low, left=low, height=0.62, color=color)
+        ax.barh(place, amount, height=0.62, color=colors[kind])
         ax.annotate(
-            f"{amount:.3g}",
+            f"{amount:.2f}",
             (amount, place),
             xytext=(6, 0),
             textcoords="offset points",
@@ -148,13 +175,14 @@ def bits(
             weight="bold",
             color=ink(COLORS["ink"]),
         )
-    ax.set_xscale("log")
-    ax.set_xlim(low, max(amount for _, amount, _ in bars) * 2)
+    ax.set_xlim(0, max(amount for _, amount, _ in bars) * 1.12)
     ax.set_yticks(range(len(bars)), [name for name, _, _ in bars])
     ax.tick_params(axis="y", length=0, labelsize=9.5, labelcolor=COLORS["ink"])
     ax.set_ylim(len(bars) - 0.4, -0.6)
     ax.set_xlabel("bits a token")
-    key(ax, [("possible", tint(COLORS["grey"], 0.6)), ("found", "communication")])
+    ax.grid(False)
+    present = {kind for _, _, kind in bars}
+    key(ax, [(kind, color) for kind, color in colors.items() if kind in present])
     if row:
         numbers(fig, row)
     return fig
@@ -166,19 +194,20 @@ def over_training(
     *,
     title: str,
     subtitle: str | None = None,
+    ylabel: str = "nats a token",
     row: Sequence[tuple[str, str]] = (),
 ) -> Figure:
     """Held-out loss over the steps: {name: (steps, losses)}; `switch`: the step at which the router was exchanged."""
     fig, ax = new_figure(title, subtitle, height=300)
     labelled = []
     for place, (name, (steps, losses)) in enumerate(curves.items()):
-        [line] = ax.plot(steps, losses, marker="o", markersize=4, **series(place))
+        [line] = ax.plot(steps, losses, marker="o", markersize=4, **_look(name, place))
         labelled.append((line, name))
     end_labels(ax, labelled)
     if switch is not None:
         ax.axvline(switch, color=COLORS["grey"], linewidth=1, linestyle=(0, (4, 3)))
     ax.set_xlabel("training step")
-    ax.set_ylabel("nats a token")
+    ax.set_ylabel(ylabel)
     if row:
         numbers(fig, row)
     return fig
@@ -197,7 +226,7 @@ def seeds(
     """A column of dots for each measure, one a seed, from the record; a ring for the run of this page."""
     fig, ax = new_figure(title, subtitle, height=300)
     for place, (name, values) in enumerate(columns.items()):
-        color = series(place)["color"]
+        color = _look(name, place)["color"]
         spread = np.linspace(-0.14, 0.14, len(values)) if len(values) > 1 else np.zeros(len(values))
         ax.plot(place + spread, values, "o", color=color, markersize=5, alpha=0.75, zorder=2)
         if name in live:
