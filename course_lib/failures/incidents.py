@@ -61,7 +61,7 @@ def diagnose(run: Run) -> list[str]:
     """
     found = {name for name, check in CHECKS.items() if check.measure(run).abnormal}
 
-    def rank(one: Incident) -> tuple[float, int, int, int]:
+    def rank(one: Incident) -> tuple[float, int, int, float]:
         own = set(one.checks)
         minutes = sum(CHECKS[name].minutes for name in own)
         return -len(own & found) / len(own), len(found - own), CATEGORIES.index(one.category), minutes
