@@ -96,9 +96,12 @@ def test_gaps_shows_shares_of_tokens_and_a_dot_a_sequence() -> None:
 
 def test_equal_bits_stand_on_a_floor_below_every_difference() -> None:
     figure = offpolicy.batch_sizes([1, 2], {"a": [1e-5, 0.0], "b": [0.0, 0.0]}, title="T")
-    first, second, floor = figure.axes[0].lines
-    low = floor.get_ydata()[0]
-    assert list(first.get_ydata()) == [1e-5, low] and list(second.get_ydata()) == [low, low] and low < 1e-5
+    first, second = (list(line.get_ydata()) for line in figure.axes[0].lines)
+    assert first[0] == 1e-5 and second[0] == second[1] < first[1] < 1e-6  # side by side, far below the difference
+    ticks = dict(
+        zip(figure.axes[0].get_yticks(), (t.get_text() for t in figure.axes[0].get_yticklabels()), strict=True)
+    )
+    assert "equal bits" in ticks[second[0]] and all(tick > 1e-6 for tick in ticks if tick != second[0])
     png(offpolicy.batch_sizes([1, 2], {"a": [0.0, 0.0]}, title="T"))
     png(figure)
 
