@@ -227,7 +227,7 @@ class Picture:
 def png(fig: Figure, *, scale: float = 2.0, colors: int | None = 128) -> Picture:
     """Render a figure: `scale` device px per px (2 is crisp on every screen), at most `colors` colours (None: all).
 
-    The same figure gives the same bytes: no time, no software name.
+    The same figure gives the same picture, but for a pixel at a line's edge: no time, no software name in it.
     """
     from PIL import Image
 
