@@ -108,7 +108,7 @@ class LayoutSpec:
     micro_batch: int = 1
     """Sequences that a data-parallel rank computes at once."""
     recompute: Literal["none", "selective", "all"] = "none"
-    """selective: attention's inner values again (nothing to save where attention is fused); all: every block's forward."""
+    """selective: attention's inner values again (nothing to save where attention is fused); all: every block."""
     recipe: str = "adamw-16bit-fp32-gradients"
     """Bytes a parameter, as in `formulas.RECIPES`."""
     fused_attention: bool = True
