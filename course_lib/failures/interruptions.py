@@ -3,8 +3,9 @@
 Nothing here is measured by us. Every number has its source beside it; what we computed from the counts is a function.
 """
 
-import math
 from dataclasses import dataclass
+
+from course_lib.planning.cadence import independent_hours
 
 __all__ = [
     "LLAMA3",
@@ -139,8 +140,3 @@ REPORTS = (
     Report("Llama 3 405B", 2024, 16_384, "power swings", True, "tens of megawatts when all devices wait", _LLAMA),
 )
 """Kinds of trouble by run, as far as these reports mention them. One that is missing may only be unreported."""
-
-
-def independent_hours(devices: int, hours_per_device: float) -> float:
-    """Mean time between interruptions if devices fail independently, all at one rate: it falls as 1 / devices."""
-    return hours_per_device / devices if devices > 0 else math.inf
