@@ -10,6 +10,8 @@ GB/s are 10**9 bytes a second, TFLOP/s are 10**12. Rules that need two sections 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from course_lib.planning.values import check_values
+
 __all__ = ["Assumptions", "DataSpec", "HardwareSpec", "LayoutSpec", "ModelSpec", "RunSpec"]
 
 
@@ -48,6 +50,9 @@ class ModelSpec:
     attention_parameters: int | None = None
     """Of one layer, where its attention is no plain one (DeepSeek's latent attention); None: from the shapes."""
 
+    def __post_init__(self) -> None:
+        check_values("model", self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
@@ -60,6 +65,9 @@ class DataSpec:
     global_batch: int
     """Sequences behind one update."""
 
+    def __post_init__(self) -> None:
+        check_values("data", self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareSpec:
@@ -69,6 +77,8 @@ class HardwareSpec:
     device: str | None = None
     devices_per_node: int | None = None
     memory_gib: float | None = None
+    memory_tb_per_s: float | None = None
+    """What a device reads from and writes to its own memory: the time of an optimizer's update."""
     peak_tflops: float | None = None
     """Dense, in the dtype of the matrix products: what MFU divides by."""
     reached: float | None = None
@@ -82,6 +92,10 @@ class HardwareSpec:
     storage_gb_per_s: float | None = None
     """What all devices together write."""
     price_per_device_hour: float | None = None
+    """In any currency; None: no cost is given."""
+
+    def __post_init__(self) -> None:
+        check_values("hardware", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +128,9 @@ class LayoutSpec:
     fused_attention: bool = True
     """The sequence x sequence scores never reach memory (FlashAttention)."""
 
+    def __post_init__(self) -> None:
+        check_values("layout", self)
+
     @property
     def devices(self) -> int:
         """What the layout fills."""
@@ -134,6 +151,9 @@ class Assumptions:
     """None: as Young and Daly have it."""
     hidden: float = 1.0
     """Share of the traffic of data parallelism that can hide behind computing."""
+
+    def __post_init__(self) -> None:
+        check_values("assume", self)
 
 
 @dataclass(frozen=True, kw_only=True)
