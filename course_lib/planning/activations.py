@@ -1,0 +1,100 @@
+"""Bytes a token that a block keeps for backward, and what comes beside them while it is computed.
+
+    block_bytes(model, 4096, width=2, tensor=8).kept["none"]          # a block, nothing computed again
+    korthikanti_activation_bytes(sequence=2048, micro_batch=1, width=12288, heads=96, tensor=8)
+
+`formulas.activation_bytes` counts the same for this course's GPT on a CPU; here are models of other shapes, and tensor
+parallel. Every layout number may be a numpy array.
+"""
+
+from typing import Any, NamedTuple
+
+from course_lib.planning.sizes import ffn_width, head_width, key_value_heads
+from course_lib.planning.spec import ModelSpec
+
+__all__ = ["BlockBytes", "HeadBytes", "block_bytes", "head_bytes", "korthikanti_activation_bytes"]
+
+
+class BlockBytes(NamedTuple):
+    """Bytes a token."""
+
+    kept: dict[str, Any]
+    """Kept from forward to backward, by what is recomputed: "none", "selective", "all"."""
+    backward: Any
+    """Made in one block's backward, beside what it keeps."""
+
+
+class HeadBytes(NamedTuple):
+    """Bytes a token of the last norm, the output layer and the loss."""
+
+    kept: Any
+    """Kept from forward to backward, without the logits."""
+    loss: Any
+    """Logits, in all copies that exist at once."""
+
+
+def _norm(model: ModelSpec, width: int) -> int:
+    """A norm's: the stream, its normalised form, one reciprocal; LayerNorm's kernel: the stream and two numbers."""
+    return width * model.width + 8 if model.biases else width * 2 * model.width + 4
+
+
+def block_bytes(
+    model: ModelSpec,
+    sequence: int,
+    *,
+    mixture: bool = False,
+    width: int = 2,
+    tensor: Any = 1,
+    sequence_parallel: bool = True,
+    fused_attention: bool = True,
+) -> BlockBytes:
+    """One block. width: bytes of a number; mixture: with experts in the place of the feed-forward block."""
+    t, d, heads = tensor, model.width, model.heads
+    across, values = heads * head_width(model), key_value_heads(model) * head_width(model)
+    stream = 1 / t if sequence_parallel else 1  # what every rank has of what lies between matrix products
+    rotated = 0 if model.positions else across + values
+    scores = 0 if fused_attention else width * heads * sequence  # the softmax's result
+    attention = (width * (across + 2 * values + rotated + across) + 4 * heads) / t
+    into = 4 if model.gated else 2  # gate, up, activated, product
+    if mixture and model.experts:
+        each = width * (2 * d + into * ffn_width(model, expert=True) / t)
+        shared = model.shared_experts * width * into * ffn_width(model, expert=True) / t
+        inside = model.active_experts * each + shared + 12 * model.experts
+        ff = model.active_experts * ffn_width(model, expert=True)
+    else:
+        ff = ffn_width(model)
+        inside = width * into * ff / t
+    block = 2 * _norm(model, width) * stream + 2 * width * d + attention + scores / t + inside
+    edge = width * d * stream
+    backward = width * (2 * d + 2 * ff / t)
+    return BlockBytes({"none": block + 0 * t, "selective": block - scores / t, "all": edge + 0 * t}, backward)
+
+
+def head_bytes(model: ModelSpec, *, width: int = 2, tensor: Any = 1, sequence_parallel: bool = True) -> HeadBytes:
+    """The last norm, output layer and cross entropy. The loss is FP32: log-softmax, and two gradients."""
+    stream = 1 / tensor if sequence_parallel else 1
+    return HeadBytes(_norm(model, width) * stream + width * model.width, 12 * model.vocab / tensor)
+
+
+def korthikanti_activation_bytes(
+    sequence: int,
+    micro_batch: int,
+    width: int,
+    heads: int,
+    *,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+) -> float:
+    """Bytes that one layer keeps, of a GPT with 16-bit numbers, dropout, a GELU block of 4 x width and as many heads of
+    keys and values as of queries, without fused attention: Korthikanti et al. 2022 (arXiv 2205.05198), table 2.
+
+    recompute "selective": attention's inner values again; "all": the block keeps its input alone.
+    """
+    sbh = float(sequence) * micro_batch * width
+    if recompute == "all":
+        return 2 * sbh
+    scores = 0.0 if recompute == "selective" else 5.0 * heads * sequence / width
+    if sequence_parallel:
+        return sbh / tensor * (34 + scores)
+    return sbh * (10 + 24 / tensor + scores / tensor)
