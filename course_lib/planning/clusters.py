@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from course_lib.config import ModelConfig, preset
 from course_lib.errors import ConfigError
 from course_lib.planning.communication import batch_floor, crossover, step_time
+from course_lib.planning.devices import DEVICES
 from course_lib.planning.formulas import matmul_flops, model_params
 
 __all__ = ["CLUSTERS", "MODELS", "Cluster", "FsdpStep", "fsdp_step"]
@@ -37,11 +38,13 @@ class Cluster:
     """Which figure is whose."""
 
 
+_LAPTOP, _A100, _H100 = (DEVICES[name] for name in ("laptop CPU", "A100 SXM 80GB", "H100 SXM"))
+
 CLUSTERS: dict[str, Cluster] = {
     "laptops": Cluster(
-        peak=0.3e12,
-        reached=1.0,
-        bandwidth=0.125e9,
+        peak=_LAPTOP.peak_tflops * 1e12,
+        reached=_LAPTOP.reached,
+        bandwidth=_LAPTOP.across_gb_per_s * 1e9,
         bytes_gathered=4,
         bytes_reduced=4,
         source=(
@@ -50,9 +53,9 @@ CLUSTERS: dict[str, Cluster] = {
         ),
     ),
     "A100 nodes": Cluster(
-        peak=312e12,
-        reached=0.87,
-        bandwidth=200e9,
+        peak=_A100.peak_tflops * 1e12,
+        reached=_A100.reached,
+        bandwidth=_A100.across_gb_per_s * _A100.devices_per_node * 1e9,
         bytes_gathered=2,
         bytes_reduced=4,
         source=(
@@ -61,9 +64,9 @@ CLUSTERS: dict[str, Cluster] = {
         ),
     ),
     "H100 nodes": Cluster(
-        peak=989e12,
-        reached=0.80,
-        bandwidth=400e9,
+        peak=_H100.peak_tflops * 1e12,
+        reached=_H100.reached,
+        bandwidth=_H100.across_gb_per_s * _H100.devices_per_node * 1e9,
         bytes_gathered=2,
         bytes_reduced=4,
         source=(

@@ -146,7 +146,8 @@ def shown(value: Any) -> str:
 _NUMBER = re.compile(r"([-+]?(?:\d[\d_, ]*)?\.?\d+(?:e[-+]?\d+)?)\s*([a-zµ%][a-z/%*0-9 ]*)?", re.IGNORECASE)
 _TIMES = {"k": 1e3, "m": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
 _UNITS: tuple[tuple[str, dict[str, float]], ...] = (
-    ("GiB", {"gib": 1, "mib": 2.0**-10, "tib": 2.0**10, "gb": 1e9 / 2**30, "mb": 1e6 / 2**30, "tb": 1e12 / 2**30}),
+    # The GB of a GPU's data sheet are GiB: memory stacks come in powers of two.
+    ("GiB", {"gib": 1, "gb": 1, "mib": 2.0**-10, "mb": 2.0**-10, "tib": 2.0**10, "tb": 2.0**10}),
     (
         "GB/s",
         {"gb/s": 1, "mb/s": 1e-3, "tb/s": 1e3, "gib/s": 2**30 / 1e9, "gbit/s": 1 / 8, "gbps": 1 / 8, "Gb/s": 1 / 8},
@@ -161,7 +162,7 @@ _UNITS: tuple[tuple[str, dict[str, float]], ...] = (
 def number_in(text: str, unit: str = "") -> float | None:
     """The number of a text that should have been one, in this unit of `RANGES`: None where there is none.
 
-    "80 GiB" is 80 in GiB, "400 Gbit/s" is 50 in GB/s, "15T" is 15e12.
+    "80 GB" is 80 in GiB, "400 Gbit/s" is 50 in GB/s, "15T" is 15e12.
     """
     match = _NUMBER.fullmatch(text.strip()) if len(text) <= 60 else None
     if match is None:
