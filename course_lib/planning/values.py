@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from course_lib.errors import ConfigError
 from course_lib.settings import nearest
 
-__all__ = ["RANGES", "Kind", "Range", "check_value", "check_values", "kinds", "number_in", "shown"]
+__all__ = ["RANGES", "Kind", "Range", "check_value", "check_values", "kinds", "number_in", "plain", "shown"]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def number_in(text: str, unit: str = "") -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _plain(number: float, whole: bool) -> str:
+def plain(number: float, whole: bool) -> str:
     """A number to write into the file."""
     if whole or (number == int(number) and abs(number) < 1e6):
         return f"{round(number):_}" if number >= 1e5 else str(round(number))
@@ -192,7 +192,7 @@ def _not_a_number(where: str, value: Any, kind: Kind, bounds: Range) -> ConfigEr
         if number is not None:
             key = where.rpartition(".")[2]
             return ConfigError(
-                f"{_said(where, value)} is text; write a number: {key} = {_plain(number, kind.type is int)}"
+                f"{_said(where, value)} is text; write a number: {key} = {plain(number, kind.type is int)}"
             )
         return ConfigError(f"{_said(where, value)} is text; it must be {wanted}, without quotes; try {example}")
     named = {bool: "true or false", list: "a list", dict: "a section or table", type(None): "empty"}
@@ -206,10 +206,10 @@ def _too_large(where: str, value: float, bounds: Range, whole: bool) -> ConfigEr
         if bounds.low < value / factor <= bounds.high:
             return ConfigError(
                 f"{_said(where, value)} looks like {unit}, not {bounds.unit}: "
-                f"write {key} = {_plain(value / factor, False)}"
+                f"write {key} = {plain(value / factor, False)}"
             )
     return ConfigError(
-        f"{_said(where, value)} cannot be meant: at most {_plain(bounds.high, whole)} ({bounds.unit}); "
+        f"{_said(where, value)} cannot be meant: at most {plain(bounds.high, whole)} ({bounds.unit}); "
         f"try {bounds.example}"
     )
 
