@@ -215,7 +215,7 @@ def usable(folder: Path) -> str | None:
 
 def newest_usable(out: Path) -> tuple[Path | None, tuple[str, ...]]:
     """The newest checkpoint in `out` from which to go on, and the newer ones that were passed over, with the reason."""
-    passed_over = []
+    passed_over: list[str] = []
     for step, path in steps(out):
         why = usable(path)
         if why is None:
@@ -229,8 +229,8 @@ def run_through(out: Path, strikes: Sequence[Strike]) -> Done:
 
     out: a new folder; the run writes out/run and out/twin. `ConfigError` for a kind of strike that there is not.
     """
-    for strike in strikes:
-        require(strike.kind in KINDS, f"kind={strike.kind!r} is unknown (there are: {', '.join(KINDS)})")
+    for one in strikes:
+        require(one.kind in KINDS, f"kind={one.kind!r} is unknown (there are: {', '.join(KINDS)})")
     folder, twin = out / "run", out / "twin"
     left = list(strikes)
     stops: list[Stop] = []

@@ -16,7 +16,6 @@ from course_lib.figures.style import (
     key,
     new_figure,
     new_panels,
-    note,
     numbers,
     panel_title,
     series,
@@ -187,26 +186,37 @@ def stopped_run(
     """
     fig, (top, below) = new_panels(title, subtitle, height=360, rows=2, cols=1, share_x=True, height_ratios=[1.5, 1])
     step = [one for one, _ in passes]
-    starts = [0] + [k for k in range(1, len(step)) if step[k] <= step[k - 1]] + [len(step)]
-    keeps = [back for *_, back in stops] + [math.inf]
-    for (first, last), keep in zip(zip(starts, starts[1:], strict=False), keeps, strict=True):
+    starts, begin = [0], 0
+    for _, noticed, back in stops:
+        starts.append(starts[-1] + noticed - begin)
+        begin = back
+    for index, first in enumerate(starts):
+        last = starts[index + 1] if index + 1 < len(starts) else len(step)
+        keep = min([back for *_, back in stops[index:]], default=math.inf)
         for lost, color in ((False, COLORS["blue"]), (True, COLORS["vermilion"])):
             here = [k for k in range(first, last) if (step[k] >= keep) == lost]
             top.plot(here, [step[k] for k in here], "o", color=color, markersize=3.5)
             finite = [k for k in here if math.isfinite(passes[k][1])]
             below.plot(finite, [passes[k][1] for k in finite], "o", color=color, markersize=3.5)
     bad = [k for k, (_, loss) in enumerate(passes) if not math.isfinite(loss)]
-    low, high = below.get_ylim()
+    high = below.get_ylim()[1]
     below.plot(bad, [high] * len(bad), "x", color=COLORS["vermilion"], markersize=6)
     if bad:
         below.annotate("not finite", (bad[-1], high), xytext=(8, -1), textcoords="offset points", size=9.5,
                        va="center", color=ink(COLORS["vermilion"]))  # fmt: skip
     for at in range(every, max(step) + 2, every):
         top.axhline(at, color=COLORS["rule"], linewidth=0.8, zorder=0)
-    for (name, noticed, back), at in zip(stops, starts[1:], strict=False):
-        note(top, f"{name}: from {noticed} back to {back}", (at - 0.5, noticed), offset=(-22, 26))
+    for index, ((name, noticed, back), at) in enumerate(zip(stops, starts[1:], strict=True)):
+        top.annotate(
+            f"{name}: from {noticed} back to {back}",
+            (at - 1, noticed - 1),
+            xytext=(at + 1, max(step) * (0.55 + 0.24 * index)),
+            size=9.5,
+            color=COLORS["muted"],
+            arrowprops={"arrowstyle": "-|>", "color": COLORS["muted"], "linewidth": 1.0, "shrinkA": 2, "shrinkB": 4},
+        )
     top.grid(False)
-    top.set_ylim(-2, 1.3 * max(step))
+    top.set_ylim(-2, 1.15 * max(step))
     top.set_ylabel("step")
     below.set_ylabel("nats a token")
     below.set_xlabel("steps computed, repeated ones too; grey lines: checkpoints")
