@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EFFICIENCY", "StepTime", "efficiency", "moved_bytes", "predict", "step_seconds"]
 
-EFFICIENCY = {"A100": 0.80, "H100": 0.70}
+EFFICIENCY = {"A100": 0.73, "H100": 0.635}
 """Share of the best measured matrix product that a step's products reach, by chip. Fitted: `published.fit`."""
 
 _SAME_CHIP = {"H200": "H100", "H800": "H100"}
-_OTHERWISE = 0.75
+_OTHERWISE = 0.68
 """For a device without a fitted number: between the two that have one."""
 
 
@@ -75,28 +75,36 @@ def efficiency(device: str | None, assume: Assumptions | None = None) -> float:
     return EFFICIENCY.get(_SAME_CHIP.get(chip, chip), _OTHERWISE)
 
 
-def moved_bytes(model: ModelSpec, sequence: int, *, fused_attention: bool = True) -> tuple[float, float, float]:
-    """Bytes that a token moves through the device's memory between matrix products, forward and backward, by place.
+def moved_bytes(model: ModelSpec, sequence: int, *, fused_attention: bool = True) -> dict[str, float]:
+    """Bytes that a token moves through a device's memory between the matrix products, forward and backward, by place.
 
-    Returned: in the residual stream of all layers (what only sequence parallelism splits), inside of the blocks (what
-    tensor parallelism splits), at the loss (the same). Counted in 16-bit numbers read and written by each operation,
-    all of them unfused but bias with activation: a norm reads and writes the stream, an addition reads two and writes
-    one, an activation reads its inputs and writes one, a rotation reads and writes queries and keys; without fused
-    attention each score is read and written by the softmax and by its dropout, and read again. Backward moves twice as
-    much. The loss writes, reads and differentiates its logits, partly in 32 bits: 24 bytes each. Own count.
+    "stream": the residual stream of all layers, which only sequence parallelism splits; "blocks", "scores" (of
+    attention, unless it is fused) and "loss", which tensor parallelism splits. Each operation reads and writes 16-bit
+    numbers, and only bias with activation is fused: a norm reads and writes the stream, an addition reads two and
+    writes one, an activation reads its inputs and writes one, a rotation reads and writes queries and keys; a score is
+    read and written by the softmax and by its dropout, and read again. Backward moves twice as much. The loss reads,
+    writes and differentiates its logits, partly in 32 bits: 24 bytes each. Own count; compiled code moves less.
     """
     width, across = model.width, model.heads * head_width(model)
     both_ways, size = 3, 2
-    stream = 2 * 2 * width + 2 * 3 * width
     mixtures = mixture_layers(model)
     visited = model.active_experts + model.shared_experts
-    arrays = 3 if model.gated else 2
-    inner = arrays * ((model.layers - mixtures) * ffn_width(model) + mixtures * visited * ffn_width(model, expert=True))
+    inner = (model.layers - mixtures) * ffn_width(model) + mixtures * visited * ffn_width(model, expert=True)
+    inner *= 3 if model.gated else 2
     if not model.positions:
         inner += model.layers * 2 * (across + key_value_heads(model) * head_width(model))
-    if not fused_attention:
-        inner += model.layers * 5 * model.heads * sequence
-    return both_ways * size * model.layers * stream, both_ways * size * inner, 24 * model.vocab
+    scores = 0 if fused_attention else model.layers * 5 * model.heads * sequence
+    return {
+        "stream": float(both_ways * size * model.layers * (2 * 2 + 2 * 3) * width),
+        "blocks": float(both_ways * size * inner),
+        "scores": float(both_ways * size * scores),
+        "loss": 24.0 * model.vocab,
+    }
+
+
+def _repeated(recompute: str, place: str) -> float:
+    """How often a place's bytes move: a forward that is done again is a third more."""
+    return 4 / 3 if place != "loss" and (recompute == "all" or (recompute, place) == ("selective", "scores")) else 1.0
 
 
 def _needed(hardware: HardwareSpec, name: str) -> float:
@@ -166,10 +174,11 @@ def _step(
     compute, recomputed = (in_layers + head) * work, again * work
     attention = flops.parts["attention_scores"] / s * m * tokens / (tensor * pipeline) / rate
 
-    stream, inner, loss = moved_bytes(model, s, fused_attention=fused_attention)
-    forward_again = 4 / 3 if recompute == "all" else 1.0
+    moved = moved_bytes(model, s, fused_attention=fused_attention)
+    moved = {place: size * _repeated(recompute, place) for place, size in moved.items()}
     split = tensor if sequence_parallel else 1.0
-    in_memory = m * tokens / pipeline * ((stream / split + inner / tensor) * forward_again + loss / tensor) / memory
+    local = moved["stream"] / split + (moved["blocks"] + moved["scores"] + moved["loss"]) / tensor
+    in_memory = m * tokens / pipeline * local / memory
 
     # Tensor parallel: every rank of the group waits for it.
     unit = tensor_sent(
@@ -208,7 +217,7 @@ def _step(
     again_share = 3 * flops.recomputed / flops.model
     idle = FORMULAS[schedule].takes(pipeline, m, chunks, 1.0, 1.0 + again_share, 1.0)  # type: ignore[arg-type]
     idle_over_ideal = idle / (m * chunks * (3 + again_share))
-    boundary = tokens * model.width * 2 / (tensor if sequence_parallel else 1.0)
+    boundary = tokens * model.width * 2 / tensor  # each tensor rank sends its part (Narayanan et al. 2021, section 4.1)
     of_pipeline = np.where(pipeline > 1, 2 * m * chunks * boundary, 0.0)
     sends = of_pipeline / np.where(devices <= node, inside, across)
 

@@ -1,0 +1,244 @@
+"""Published runs beside what the planner says of them: steps that others timed, whole runs, and what is no check.
+
+    for one in compare():                  # every timed step: one.row, one.seconds, one.published_seconds, one.error
+        ...
+    fit("H100")                            # the one constant of that chip, from the fitted half of its rows
+    WHOLE, CONVERSIONS, EXCLUDED           # whole runs and their implied MFU; figures that follow from others; the rest
+
+How the constants were fitted, fixed before anything was fitted: of each table, in the order in which its source prints
+it, the first, third, fifth ... row is fitted and the others are held out. A chip's constant is the one at which the
+logarithms of predicted over published seconds average to zero over its tables, each table weighing the same. Nothing
+else is fitted, and no row has a number of its own. The figures are in `published.toml`, with source and mark.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from math import log
+from typing import Any, Literal
+
+from course_lib.planning.devices import fill
+from course_lib.planning.flops import six_nd, step_flops
+from course_lib.planning.spec import Assumptions, DataSpec, HardwareSpec, LayoutSpec, ModelSpec, RunSpec
+from course_lib.planning.steptime import predict
+
+__all__ = ["CONVERSIONS", "EXCLUDED", "ROWS", "WHOLE", "Comparison", "Row", "compare", "fit", "summary"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step that somebody timed."""
+
+    table: str
+    """The key of its table."""
+    title: str
+    name: str
+    run: RunSpec
+    """With its hardware filled in."""
+    kind: str
+    """What is published, as in `published.toml`."""
+    published: float
+    half: Literal["fitted", "held out", "outside"]
+    """Outside: of what the model claims; shown, in no average."""
+    source: str
+    mark: str
+    not_published: str
+    """What the row needs, its source does not say, and what is put there."""
+
+    @property
+    def chip(self) -> str:
+        """A100 or H100."""
+        return (self.run.hardware.device or "").split(" ")[0]
+
+    @property
+    def seconds(self) -> float:
+        """Of the published step: its FLOPs are counted from the shapes, so that a rate and a time are one figure."""
+        run, value = self.run, self.published
+        flops = step_flops(run.model, run.data.sequence, run.data.global_batch, recompute=run.layout.recompute)
+        device = run.layout.devices * 1e12
+        if self.kind == "model_tflops":
+            return flops.model / (value * device)
+        if self.kind == "hardware_tflops":
+            return flops.hardware / (value * device)
+        if self.kind == "mfu":
+            return flops.model / (value * device * (run.hardware.peak_tflops or 1.0))
+        if self.kind == "tokens_per_second":
+            return run.batch_tokens / value
+        if self.kind == "tokens_per_device_second":
+            return run.batch_tokens / (value * run.layout.devices)
+        return value
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A timed step and its prediction."""
+
+    row: Row
+    seconds: float
+    """Predicted."""
+    published_seconds: float
+    tflops: float
+    """Predicted: model FLOPs a second and device, in 10**12."""
+    published_tflops: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over published seconds, less one: +0.1 is a step predicted a tenth too long."""
+        return self.seconds / self.published_seconds - 1
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole run: what its hours imply, beside what was published of its steps."""
+
+    name: str
+    parameters: float
+    """That a token meets."""
+    tokens: float
+    device_hours: float
+    peak_tflops: float
+    steady: float | None
+    """Published MFU of the running steps, model FLOPs; None: not published."""
+    steady_why: str
+    kind: Literal["independent", "circular", "bound"]
+    why: str
+    source: str
+    mark: str
+
+    @property
+    def implied(self) -> float:
+        """6 N D over what all device-hours could have done: the whole run's MFU, without attention."""
+        return six_nd(self.parameters, self.tokens) / (self.device_hours * 3600 * self.peak_tflops * 1e12)
+
+    @property
+    def goodput(self) -> float | None:
+        """Implied over published: what restarts, ramps, evaluation and slow days leave of the steady rate."""
+        return None if self.steady is None else self.implied / self.steady
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A published figure that follows from others of the same source."""
+
+    name: str
+    computed: float
+    published: float
+    unit: str
+    how: str
+    kind: Literal["independent", "circular"]
+    source: str
+    mark: str
+
+    @property
+    def error(self) -> float:
+        """Computed over published, less one."""
+        return self.computed / self.published - 1
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A figure that must not be used as a check."""
+
+    name: str
+    why: str
+
+
+def _run(table: Mapping[str, Any], values: Mapping[str, Any], models: Mapping[str, Any]) -> RunSpec:
+    """A row's run: the table's sections, with the row's columns put in."""
+    parts: dict[str, dict[str, Any]] = {
+        section: dict(table.get(section, {})) for section in ("data", "hardware", "layout", "assume")
+    }
+    for column, value in values.items():
+        section, _, field = column.partition(".")
+        if field:
+            parts[section][field] = value
+    layout, devices = parts["layout"], parts["hardware"]["devices"]
+    others = layout.get("tensor", 1) * layout.get("pipeline", 1) * layout.get("context", 1)
+    return RunSpec(
+        name=f"{table['key']}: {values['name']}",
+        model=ModelSpec(**models[values["model"]]),
+        data=DataSpec(**{"tokens": 1e12, **parts["data"]}),
+        hardware=fill(HardwareSpec(**parts["hardware"])),
+        layout=LayoutSpec(**{"data": devices // others, **layout}),
+        assume=Assumptions(**parts["assume"]),
+    )
+
+
+@cache
+def _document() -> dict[str, Any]:
+    text = resources.files("course_lib.planning").joinpath("published.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _rows() -> tuple[Row, ...]:
+    found = []
+    for table in _document()["table"]:
+        for place, cells in enumerate(table["rows"]):
+            values = dict(zip(table["columns"], cells, strict=True))
+            counted: Literal["fitted", "held out"] = "held out" if place % 2 else "fitted"
+            found.append(
+                Row(
+                    table=table["key"],
+                    title=table["title"],
+                    name=values["name"],
+                    run=_run(table, values, _document()["model"]),
+                    kind=table["published"],
+                    published=values["published"],
+                    half=counted if table.get("counted", True) else "outside",
+                    source=table["source"],
+                    mark=table["mark"],
+                    not_published=table["not_published"],
+                )
+            )
+    return tuple(found)
+
+
+ROWS = _rows()
+WHOLE = tuple(Whole(**one) for one in _document().get("whole", ()))
+CONVERSIONS = tuple(Conversion(**one) for one in _document().get("conversion", ()))
+EXCLUDED = tuple(Excluded(**one) for one in _document().get("excluded", ()))
+
+
+def compare(rows: Iterable[Row] = ROWS, efficiency: float | None = None) -> list[Comparison]:
+    """Every row with its prediction. efficiency: for all of them, instead of the fitted constants."""
+    found = []
+    for row in rows:
+        run = row.run
+        if efficiency is not None:
+            run = replace(run, assume=replace(run.assume, efficiency=efficiency))
+        seconds = predict(run).seconds
+        flops = step_flops(run.model, run.data.sequence, run.data.global_batch).model / (run.layout.devices * 1e12)
+        found.append(Comparison(row, seconds, row.seconds, flops / seconds, flops / row.seconds))
+    return found
+
+
+def _bias(rows: Iterable[Row], efficiency: float) -> float:
+    """Mean over tables of the mean logarithm of predicted over published seconds."""
+    logs: dict[str, list[float]] = {}
+    for one in compare(rows, efficiency):
+        logs.setdefault(one.row.table, []).append(log(one.seconds / one.published_seconds))
+    return sum(sum(table) / len(table) for table in logs.values()) / len(logs)
+
+
+def fit(chip: str) -> float:
+    """The constant of a chip, by the rule at the top of this file, to three decimals. Higher is faster: by halving."""
+    rows = [row for row in ROWS if row.chip == chip and row.half == "fitted"]
+    low, high = 0.2, 1.5
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _bias(rows, middle) > 0 else (low, middle)
+    return round(low, 3)
+
+
+def summary(found: Iterable[Comparison]) -> dict[str, float]:
+    """Of some comparisons: how many, the median and largest absolute error, and the share within 15%."""
+    errors = sorted(abs(one.error) for one in found)
+    middle = len(errors) // 2
+    return {
+        "rows": len(errors),
+        "median": errors[middle] if len(errors) % 2 else (errors[middle - 1] + errors[middle]) / 2,
+        "largest": errors[-1],
+        "within 15%": sum(error <= 0.15 for error in errors) / len(errors),
+    }
