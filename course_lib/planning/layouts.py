@@ -21,6 +21,7 @@ import numpy as np
 from course_lib.parallel.schedule import FORMULAS
 from course_lib.planning.capacity import peak_bytes
 from course_lib.planning.in_flight import V_SHAPED
+from course_lib.planning.rules import divisors
 from course_lib.planning.sizes import ffn_width, key_value_heads
 from course_lib.planning.spec import LayoutSpec, RunSpec
 from course_lib.planning.steptime import step_seconds
@@ -101,38 +102,58 @@ def price(run: RunSpec, group: Group) -> "tuple[NDArray[np.float64], NDArray[np.
     return np.broadcast_to(peaks, shape), np.broadcast_to(seconds, shape)
 
 
-def groups(run: RunSpec, space: Space | None = None) -> Iterator[Group]:
-    """Every legal layout for `run.hardware.devices`, once."""
-    space = space or Space()
+def groups(run: RunSpec, space: Space | None = None, changes: int | None = None) -> Iterator[Group]:
+    """Every legal layout for `run.hardware.devices`, once; with `changes`, those near `run.layout`: no more changes.
+
+    A change is another sharding (with its replicas), schedule (with its chunks), recomputation, or another number of
+    tensor, pipeline, context or expert ranks or of sequences in a micro-batch. The data-parallel ranks follow.
+    """
+    space, here = space or Space(), run.layout
     splits = _splits(run, space)
+    if changes is not None:
+        splits = _pick(splits, _changed(splits, here) <= changes)
     for schedule in space.schedules:
         scheduled = _with_schedule(run, splits, schedule, space)
         for sharding in space.shardings:
             columns = _with_replicas(scheduled, sharding)
-            if len(columns["data"]):
-                for recompute in space.recompute:
-                    again = recompute != "none"
-                    if not (again and schedule in V_SHAPED):  # their formula wants F = I = W
-                        yield Group(sharding, schedule, recompute, columns)
+            for recompute in space.recompute:
+                if recompute != "none" and schedule in V_SHAPED:  # their formula wants F = I = W
+                    continue
+                near = columns
+                if changes is not None:
+                    other = (columns["replicas"] != here.replicas) | (sharding != here.sharding)
+                    several = here.pipeline > 1 and columns["pipeline"] > 1  # else a schedule is none, or has to be new
+                    order = several & ((columns["chunks"] != here.chunks) | (schedule != here.schedule))
+                    made = _changed(columns, here) + other + order + (recompute != here.recompute)
+                    near = _pick(columns, (made <= changes) & (made > 0))
+                if len(near["data"]):
+                    yield Group(sharding, schedule, recompute, near)
 
 
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+def _changed(columns: "dict[str, Column]", here: LayoutSpec) -> "Column":
+    """How many of the split's numbers are others; the data-parallel ranks follow from them."""
+    names = ("tensor", "pipeline", "context", "expert", "micro_batch")
+    return np.sum([columns[name] != getattr(here, name) for name in names], axis=0)  # type: ignore[no-any-return]
 
 
 def _splits(run: RunSpec, space: Space) -> "dict[str, Column]":
     """Ways to split the devices and the batch that no schedule or sharding forbids."""
     model, data, devices = run.model, run.data, run.hardware.devices
-    heads = [model.heads, key_value_heads(model), ffn_width(model)]
-    heads += [ffn_width(model, expert=True)] if model.experts else []
+    kv_heads, split = key_value_heads(model), [model.heads]
+    if not model.experts or model.dense_layers or model.expert_ffn is None:
+        split.append(ffn_width(model))
+    if model.expert_ffn is not None:
+        split.append(model.expert_ffn)
     rows = []
-    for tensor in _divisors(devices):
-        if any(each % tensor for each in heads) or tensor > (space.most_tensor or tensor):
+    for tensor in divisors(devices):
+        if any(each % tensor for each in split) or (kv_heads % tensor and tensor % kv_heads):
             continue
-        for pipeline in _divisors(devices // tensor):
+        if tensor > (space.most_tensor or tensor):
+            break
+        for pipeline in divisors(devices // tensor):
             if pipeline > min(model.layers, space.most_pipeline or pipeline):
                 break
-            for context in _divisors(devices // tensor // pipeline):
+            for context in divisors(devices // tensor // pipeline):
                 if context > (space.most_context or context):
                     break
                 if not _sequence_fits(run, tensor, context):
@@ -140,11 +161,11 @@ def _splits(run: RunSpec, space: Space) -> "dict[str, Column]":
                 ranks = devices // (tensor * pipeline * context)
                 if data.global_batch % ranks:
                     continue
-                experts = [each for each in _divisors(ranks) if model.experts and model.experts % each == 0] or [1]
+                experts = [each for each in divisors(ranks) if model.experts and model.experts % each == 0] or [1]
                 rows += [
                     (ranks, tensor, pipeline, context, expert, micro)
                     for expert in experts
-                    for micro in _divisors(data.global_batch // ranks)
+                    for micro in divisors(data.global_batch // ranks)
                 ]
     table = np.array(rows, dtype=np.int64).reshape(-1, 6)
     return dict(zip(("data", "tensor", "pipeline", "context", "expert", "micro_batch"), table.T, strict=True))
@@ -154,7 +175,7 @@ def _sequence_fits(run: RunSpec, tensor: int, context: int) -> bool:
     sequence = run.data.sequence
     if context > 1 and sequence % (2 * context):
         return False
-    return not (run.layout.sequence_parallel and tensor > 1) or sequence % (context * tensor) == 0
+    return not (run.layout.sequence_parallel and tensor > 1) or sequence // context % tensor == 0
 
 
 def _pick(columns: "dict[str, Column]", where: "NDArray[Any]") -> "dict[str, Column]":
@@ -189,7 +210,7 @@ def _with_replicas(columns: "dict[str, Column]", sharding: str) -> "dict[str, Co
     if sharding != "hsdp":
         return columns | {"replicas": np.ones_like(columns["data"])}
     found = []
-    for replicas in _divisors(int(columns["data"].max(initial=1)))[1:]:
+    for replicas in divisors(int(columns["data"].max(initial=1)))[1:]:
         picked = _pick(columns, (columns["data"] % replicas == 0) & (columns["data"] > replicas))
         found.append(picked | {"replicas": np.full(len(picked["data"]), replicas)})
     if not found:

@@ -19,7 +19,7 @@ from typing import Any
 
 from course_lib.errors import ConfigError
 from course_lib.planning import cadence as _cadence
-from course_lib.planning import capacity, flops, sizes, steptime
+from course_lib.planning import capacity, flops, rules, sizes, steptime
 from course_lib.planning.capacity import StageMemory
 from course_lib.planning.communication import batch_floor
 from course_lib.planning.drill import Drill, drill
@@ -180,8 +180,6 @@ class Plan:
 
 def plan(run: RunSpec) -> Plan:
     """The plan of a run. `ConfigError` where it cannot exist."""
-    from course_lib.planning import rules
-
     return plan_unchecked(rules.check(run))
 
 

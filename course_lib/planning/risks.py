@@ -10,30 +10,20 @@ longer see the risk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from course_lib.planning import _risks_run, _risks_step
+from course_lib.planning._risk import LIMITS, Risk
+from course_lib.planning.remedies import Near
 
 if TYPE_CHECKING:
     from course_lib.planning.plan import Plan
 
-__all__ = ["Risk", "risks"]
-
-
-@dataclass(frozen=True)
-class Risk:
-    """One thing that can go wrong."""
-
-    key: str
-    severity: float
-    """1 and more: the run cannot be done like this; below: about the share of the device-hours that it costs."""
-    number: float
-    """What the text is about: bytes, a share, days."""
-    text: str
-    """What is wrong, with the number and what it is compared with."""
-    remedy: str
-    """The smallest change that mends it."""
+__all__ = ["LIMITS", "Risk", "risks"]
 
 
 def risks(plan: Plan) -> list[Risk]:
     """All that are seen, the worst first."""
-    return []
+    near = Near(plan.run)
+    found = [risk for kind in (*_risks_step.KINDS, *_risks_run.KINDS) for risk in kind(plan, near)]
+    return sorted(found, key=lambda risk: -risk.severity)

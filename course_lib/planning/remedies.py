@@ -1,0 +1,150 @@
+"""The smallest change that mends a plan, found by computing: of layouts, micro-batches, batches, devices, storage.
+
+    near = Near(run)
+    near.smaller(limit)                                  # the fewest changes until it fits, and of those the fastest
+    near.quicker(limit, seconds, lambda step: step.bubble < 0.1)
+    least_micro_batches("1f1b", 4, 1, 0.10)              # 27 by the schedule's formula
+    least_batch(run, lambda step: step.parts["data_traffic"] < 0.05 * step.seconds)
+
+A change is one of `layouts.groups`; the number of devices stays.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from math import inf, log2
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from course_lib.errors import ScheduleError
+from course_lib.parallel.schedule import bubble_formula
+from course_lib.planning import cadence
+from course_lib.planning.layouts import COLUMNS, Group, groups, price
+from course_lib.planning.spec import LayoutSpec, RunSpec
+from course_lib.planning.steptime import StepTime, predict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+__all__ = ["Mended", "Near", "changes", "goodput_at", "least", "least_batch", "least_micro_batches"]
+
+MOST_CHANGES = 2
+"""Beyond it is another layout, and `search` finds the best of all."""
+MOST_PREDICTED = 100
+"""So many of the fastest are predicted part by part; a plan has to answer at once."""
+
+
+class Mended(NamedTuple):
+    """A layout near the planned one."""
+
+    layout: LayoutSpec
+    peak: float
+    """Bytes of the fullest device."""
+    seconds: float
+    """Of a step."""
+
+
+class Near:
+    """The layouts that are a change or two from a run's own, priced when they are first asked for."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self.run = run
+
+    @cached_property
+    def _one(self) -> "list[tuple[Group, Numbers, Numbers]]":
+        return [(group, *price(self.run, group)) for group in groups(self.run, changes=1)]
+
+    @cached_property
+    def _two(self) -> "list[tuple[Group, Numbers, Numbers]]":
+        return [(group, *price(self.run, group)) for group in groups(self.run, changes=MOST_CHANGES)]
+
+    def within(self, count: int, peak: float, seconds: float) -> list[Mended]:
+        """Those of one or two changes below both, fastest first; of those that are as fast, the one whose numbers are the nearest."""
+        found: list[tuple[float, float, Mended]] = []
+        for group, peaks, times in self._one if count == 1 else self._two:
+            for place in np.flatnonzero((peaks <= peak) & (times <= seconds)):
+                layout = group.layout(self.run, int(place))
+                mended = Mended(layout, float(peaks[place]), float(times[place]))
+                found.append((float(f"{times[place]:.3g}"), _distance(self.run.layout, layout), mended))
+        return [mended for *_, mended in sorted(found, key=lambda each: (*each[:2], each[2].seconds, each[2].peak))]
+
+    def smaller(self, peak: float) -> Mended | None:
+        """The fastest of those with the fewest changes that need at most `peak` bytes; None: none does."""
+        return next(iter(self.within(1, peak, inf) or self.within(MOST_CHANGES, peak, inf)), None)
+
+    def quicker(self, peak: float, seconds: float, good: Callable[[StepTime], bool]) -> Mended | None:
+        """The fastest of those with the fewest changes that need at most `peak` bytes, take at most `seconds`, and
+        whose predicted step is `good`; None: none is."""
+        for count in (1, MOST_CHANGES):
+            for mended in self.within(count, peak, seconds)[:MOST_PREDICTED]:
+                if good(predict(replace(self.run, layout=mended.layout))):
+                    return mended
+        return None
+
+
+def _distance(old: LayoutSpec, new: LayoutSpec) -> float:
+    """By how many doublings the numbers differ."""
+    return sum(abs(log2(getattr(new, name) / getattr(old, name))) for name in COLUMNS)
+
+
+def changes(old: LayoutSpec, new: LayoutSpec) -> str:
+    """What differs, as one would write it: "tensor = 8 (was 4), data = 16 (was 32)". What follows comes last."""
+    order = ("schedule", "chunks") if new.pipeline > 1 else ()
+    names = (
+        "sharding",
+        "replicas",
+        *order,
+        "recompute",
+        "tensor",
+        "pipeline",
+        "context",
+        "expert",
+        "micro_batch",
+        "data",
+    )
+    pairs = [(name, getattr(old, name), getattr(new, name)) for name in names]
+    return ", ".join(f"{name} = {_written(now)} (was {_written(was)})" for name, was, now in pairs if was != now)
+
+
+def _written(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def least_micro_batches(schedule: str, stages: int, chunks: int, below: float) -> int | None:
+    """The smallest number of micro-batches for which the schedule exists and its formula has a bubble below that share
+    of the time, from there on exact. None: not within 100 a stage and share, where only `naive` is."""
+    for m in range(1, int(100 * stages / below)):
+        try:
+            if bubble_formula(schedule, stages, m, chunks) < below:
+                return m
+        except ScheduleError:  # no such schedule, or no exact formula, for this m
+            continue
+    return None
+
+
+def least(good: Callable[[int], bool], most: int) -> int | None:
+    """The smallest k from 2 to `most` for which `good(k)`, one by one up to 16 and then by doubling; None: none."""
+    k = 2
+    while k <= most:
+        if good(k):
+            return k
+        k = k + 1 if k < 16 else 2 * k
+    return None
+
+
+def least_batch(run: RunSpec, good: Callable[[StepTime], bool], most: int = 4096) -> int | None:
+    """The smallest multiple of the global batch, in sequences, whose predicted step is `good`; None: none to `most`."""
+
+    def better(k: int) -> bool:
+        return good(predict(replace(run, data=replace(run.data, global_batch=k * run.data.global_batch))))
+
+    k = least(better, most)
+    return None if k is None else k * run.data.global_batch
+
+
+def goodput_at(write: float, mtbf: float, restart: float) -> float:
+    """The goodput with the best cadence for such a write."""
+    return cadence.goodput(cadence.daly(write, mtbf), write, mtbf, restart)
