@@ -1,4 +1,4 @@
-"""Bytes a token that a block keeps for backward, and what comes beside them while it is computed.
+"""Bytes a token that a block keeps for backward, and what comes beside them while its backward runs.
 
     block_bytes(model, 4096, width=2, tensor=8).kept["none"]          # a block, nothing computed again
     korthikanti_activation_bytes(sequence=2048, micro_batch=1, width=12288, heads=96, tensor=8)
@@ -16,12 +16,20 @@ __all__ = ["BlockBytes", "HeadBytes", "block_bytes", "head_bytes", "korthikanti_
 
 
 class BlockBytes(NamedTuple):
-    """Bytes a token."""
+    """Bytes a token. A block's backward goes through its feed-forward half first, then through its attention."""
 
     kept: dict[str, Any]
     """Kept from forward to backward, by what is recomputed: "none", "selective", "all"."""
-    backward: Any
-    """Made in one block's backward, beside what it keeps."""
+    feed_forward: Any
+    """The part of kept["none"] that is free again before attention's backward."""
+    inside: Any
+    """The part of it that is free again before the first matrices of the feed-forward half get their gradient."""
+    at_product: Any
+    """Gradients alive when the feed-forward's product has its gradient: of the stream, and of both factors."""
+    at_entry: Any
+    """Gradients alive behind that: of the stream twice, and of gate and up."""
+    at_scores: Any
+    """Gradients alive when attention's kernel has run backward: of the stream, its output, queries, keys, values."""
 
 
 class HeadBytes(NamedTuple):
@@ -30,7 +38,7 @@ class HeadBytes(NamedTuple):
     kept: Any
     """Kept from forward to backward, without the logits."""
     loss: Any
-    """Logits, in all copies that exist at once."""
+    """The logits' log-softmax and two gradients of it, all FP32: what cross entropy's backward has at once."""
 
 
 def _norm(model: ModelSpec, width: int) -> int:
@@ -51,27 +59,31 @@ def block_bytes(
     """One block. width: bytes of a number; mixture: with experts in the place of the feed-forward block."""
     t, d, heads = tensor, model.width, model.heads
     across, values = heads * head_width(model), key_value_heads(model) * head_width(model)
-    stream = 1 / t if sequence_parallel else 1  # what every rank has of what lies between matrix products
+    stream = 1 / t if sequence_parallel else 1 + 0 * t  # what every rank has of what lies between matrix products
     rotated = 0 if model.positions else across + values
-    scores = 0 if fused_attention else width * heads * sequence  # the softmax's result
-    attention = (width * (across + 2 * values + rotated + across) + 4 * heads) / t
-    into = 4 if model.gated else 2  # gate, up, activated, product
+    scores = 0 if fused_attention else width * heads * sequence / t  # the softmax's result
+    attention = (width * (across + 2 * values + rotated + across) + 4 * heads) / t + scores
+    factors = 2 if model.gated else 1
     if mixture and model.experts:
-        each = width * (2 * d + into * ffn_width(model, expert=True) / t)
-        shared = model.shared_experts * width * into * ffn_width(model, expert=True) / t
-        inside = model.active_experts * each + shared + 12 * model.experts
-        ff = model.active_experts * ffn_width(model, expert=True)
+        wide = (model.active_experts + model.shared_experts) * ffn_width(model, expert=True) / t
+        more = width * 2 * d * model.active_experts + 12 * model.experts  # rows taken and given back; scores and gates
     else:
-        ff = ffn_width(model)
-        inside = width * into * ff / t
-    block = 2 * _norm(model, width) * stream + 2 * width * d + attention + scores / t + inside
-    edge = width * d * stream
-    backward = width * (2 * d + 2 * ff / t)
-    return BlockBytes({"none": block + 0 * t, "selective": block - scores / t, "all": edge + 0 * t}, backward)
+        wide, more = ffn_width(model) / t, 0
+    norm, inside = _norm(model, width) * stream, width * 2 * factors * wide
+    half = norm + width * d + inside + more
+    block = norm + width * d + attention + half
+    return BlockBytes(
+        kept={"none": block, "selective": block - scores, "all": width * d * stream},
+        feed_forward=half,
+        inside=inside,
+        at_product=width * (d * stream + factors * wide),
+        at_entry=width * (2 * d * stream + factors * wide),
+        at_scores=width * (d * stream + (2 * across + 2 * values) / t),
+    )
 
 
 def head_bytes(model: ModelSpec, *, width: int = 2, tensor: Any = 1, sequence_parallel: bool = True) -> HeadBytes:
-    """The last norm, output layer and cross entropy. The loss is FP32: log-softmax, and two gradients."""
+    """The last norm, output layer and cross entropy, whose vocabulary is cut over the tensor-parallel ranks."""
     stream = 1 / tensor if sequence_parallel else 1
     return HeadBytes(_norm(model, width) * stream + width * model.width, 12 * model.vocab / tensor)
 

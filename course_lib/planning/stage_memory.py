@@ -1,0 +1,223 @@
+"""Bytes of one device at the moments of a step that can be the worst: the formulas behind `capacity`.
+
+    forward           its end: all activations of this rank, and what is gathered of a sharded model
+    loss              cross entropy runs backward: all activations, and the logits three times
+    backward          the first block runs backward: all activations, and what its backward makes beside them
+    end of backward   the last block runs backward: nearly all gradients
+    optimizer         the update
+
+True of the training loop that this course has: the GPT of `course_lib.model` with the kernels of a CPU (fused attention
+aside, those of a GPU keep no more), `fully_shard` by block with gradients summed over ranks in every micro-batch, AdamW
+in one kernel, gradients dropped after the update. Layout numbers may be numpy arrays of one length.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from course_lib.errors import ConfigError
+from course_lib.planning.activations import BlockBytes, block_bytes, head_bytes
+from course_lib.planning.communication import STRATEGIES
+from course_lib.planning.formulas import RECIPES
+from course_lib.planning.in_flight import V_SHAPED, in_flight, layers_on
+from course_lib.planning.sizes import expert_parameters as of_one_expert
+from course_lib.planning.sizes import ffn_width, head_width, layer_parameters, replicated_in_layer
+from course_lib.planning.spec import DataSpec, ModelSpec
+
+__all__ = ["stage_bytes"]
+
+Moments = dict[str, dict[str, Any]]
+
+
+class _Block(NamedTuple):
+    """Parameters of one block on one rank, whole over data-parallel ranks: in all, and of some matrices."""
+
+    all: Any
+    down: Any
+    feed_forward: Any
+    out: Any
+
+
+def _block(model: ModelSpec, mixture: bool, tensor: Any, expert: Any) -> _Block:
+    count = layer_parameters(model, model.layers if mixture else -1)
+    replicated = replicated_in_layer(model, mixture=mixture)
+    routed = model.experts * of_one_expert(model) if mixture else 0
+    everything = replicated + (count - replicated - routed) / tensor + routed / (tensor * expert)
+    matrices = 3 if model.gated else 2
+    ff = matrices * model.width * ffn_width(model) / tensor
+    if mixture:
+        ff = (model.experts / expert + model.shared_experts) * of_one_expert(model) / tensor
+    return _Block(everything, ff / matrices, ff, model.heads * head_width(model) * model.width / tensor)
+
+
+def _working(
+    block: BlockBytes, size: _Block, recompute: str, tokens: Any, *, each: int, adding: Any, sent: Any
+) -> tuple[Any, Any]:
+    """Bytes of one block's backward beside what it has kept, at its worst moment: of activations, and of gradients.
+
+    each: bytes of a gradient's number. adding: gradients of earlier micro-batches are there, so that a matrix' new one
+    lives until it is added; else it stays. sent: bytes that come when the block's gradients are sent.
+    """
+    again = block.kept["none"] - block.kept[recompute]
+    gate = size.feed_forward - size.down
+    fresh = np.where(adding, 0, 1)
+    moments = (
+        (block.at_product, size.down),
+        (block.at_entry - block.inside, gate + fresh * size.down),
+        (block.at_scores - block.feed_forward, size.out + fresh * size.feed_forward),
+    )
+    made, own = 0.0 * tokens, 0.0 * tokens + fresh * size.all * each + sent
+    best = own - tokens * block.kept["none"]
+    own_best = own
+    made = made - tokens * block.kept["none"]
+    for temporary, parameters in moments:
+        total = tokens * temporary + parameters * each
+        larger = total > best
+        best = np.where(larger, total, best)
+        made = np.where(larger, tokens * temporary, made)
+        own_best = np.where(larger, parameters * each, own_best)
+    return made + tokens * again, own_best
+
+
+def stage_bytes(
+    model: ModelSpec,
+    data: DataSpec,
+    *,
+    rank: Any,
+    sharding: str,
+    schedule: str,
+    recompute: str,
+    recipe: str,
+    sequence_parallel: bool,
+    fused_attention: bool,
+    data_ranks: Any,
+    replicas: Any,
+    tensor: Any,
+    pipeline: Any,
+    chunks: Any,
+    context: Any,
+    expert: Any,
+    micro_batch: Any,
+    global_batch: Any,
+    compute_bytes: int | None = None,
+) -> Moments:
+    """Bytes by moment and category, of pipeline rank `rank`.
+
+    data_ranks: data-parallel ranks; the model is sharded over them and the context's. replicas: of hsdp.
+    compute_bytes: of a number in the matrix products; None: as the recipe's weights. `ConfigError` for unknown names.
+    """
+    if recipe not in RECIPES:
+        raise ConfigError(f"recipe={recipe!r} is unknown (there are: {', '.join(RECIPES)})")
+    if sharding not in STRATEGIES:
+        raise ConfigError(f"sharding={sharding!r} is unknown (there are: {', '.join(STRATEGIES)})")
+    kind, form = RECIPES[recipe], STRATEGIES[sharding]
+    width = compute_bytes or kind.weights
+    p, v = pipeline, 2 if schedule in V_SHAPED else chunks
+    first, last = rank == 0, rank == (0 * p if schedule in V_SHAPED else p - 1)
+    m = global_batch // (data_ranks * micro_batch)
+    tokens = micro_batch * data.sequence / context
+
+    # Parameters of this rank after tensor and expert parallel: its blocks, and the unit around them.
+    mine = layers_on(model.layers, rank=rank, pipeline=p, chunks=v, schedule=schedule)
+    dense = mine
+    if model.experts:
+        dense = layers_on(model.layers, rank=rank, pipeline=p, chunks=v, schedule=schedule, before=model.dense_layers)
+    sizes = {mixture: _block(model, mixture, tensor, expert) for mixture in (False, True)}
+    table = model.vocab * model.width / tensor
+    shared = 1 * np.logical_and(first, last) if model.tied else 0
+    head = last * (table + model.width)
+    outside = head + first * (table * (1 - shared) + model.positions * model.width)
+    held = dense * sizes[False].all + (mine - dense) * sizes[True].all + outside
+    largest = np.maximum(np.where(dense > 0, sizes[False].all, 0), np.where(mine > dense, sizes[True].all, 0))
+
+    # What stays, each category whole or shared out.
+    group = data_ranks * context / (replicas if sharding == "hsdp" else 1)
+
+    def stays(name: str, parameters: Any, each: float) -> Any:
+        return parameters * each / (group if name in form.sharded else 1)
+
+    rest = {
+        "weights": stays("weights", held, kind.weights),
+        "optimizer": stays("optimizer", held, kind.master + kind.moments),
+    }
+    gradients = stays("gradients", held, kind.gradients)
+    there = m > 1  # gradients of earlier micro-batches
+
+    # What comes and goes where the model is sharded.
+    whole, cut = "weights" in form.sharded, "gradients" in form.sharded
+    keeps = whole and form.gathers == 1  # gathered once, dropped in backward
+    each = width if cut or kind.gradients != 4 else 4
+    sending = min(4, kind.gradients) * cut  # bytes of a number in the buffer of a reduce-scatter
+    unit, around = width * largest * whole, width * outside * whole
+    several = mine > 1
+    next_one = np.where(several, largest, 0)
+    buffer = sending * next_one  # of the block before, on its way
+    fetched = 0 * next_one if keeps else width * next_one * whole  # what will be needed next
+    not_dropped = width * (held - outside - largest) * whole if keeps else 0
+
+    # Activations.
+    settings: dict[str, Any] = dict(
+        width=width, tensor=tensor, sequence_parallel=sequence_parallel, fused_attention=fused_attention
+    )
+    blocks = {mixture: block_bytes(model, data.sequence, mixture=mixture, **settings) for mixture in (False, True)}
+    kept = {mixture: tokens * block.kept[recompute] for mixture, block in blocks.items()}
+    at_once = in_flight(schedule, rank=rank, pipeline=p, micro_batches=m, chunks=v)
+    edge = width * model.width * tokens * (1 / tensor if sequence_parallel else 1)  # what a stage gives on, and keeps
+    activations = at_once / v * (dense * kept[False] + (mine - dense) * kept[True])
+    activations = activations + edge * (at_once - 1 * last) * (p * v > 1)
+    top = head_bytes(model, width=width, tensor=tensor, sequence_parallel=sequence_parallel)
+
+    adding = there & (not cut)
+    work = {
+        mixture: _working(
+            blocks[mixture], sizes[mixture], recompute, tokens, each=each, adding=adding, sent=sending * largest - unit
+        )
+        for mixture in (False, True)
+    }
+    plain = np.logical_or(
+        mine == dense, (work[False][0] + work[False][1] > work[True][0] + work[True][1]) & (dense > 0)
+    )
+    made, own = (np.where(plain, a, b) for a, b in zip(work[False], work[True], strict=True))
+    kept_by_one = np.where(plain, kept[False], kept[True])
+    freed = several * (kept_by_one + (unit if keeps else 0))
+    of_head = each * head * np.where(adding, 0, 1)  # the output layer's gradient comes first
+    activations_there = {
+        "backward": activations + np.maximum(0, buffer - freed),  # of the first block, or the second
+        "end of backward": kept_by_one
+        * (1 + several * cut),  # of the last block; sharded: the one before, with buffers
+    }
+    done = {
+        "backward": stays("gradients", next_one, kind.gradients) * cut,
+        "end of backward": stays("gradients", held - outside * cut - largest - next_one * cut, kind.gradients),
+    }
+    beside = {"backward": fetched + not_dropped, "end of backward": fetched + buffer}
+    backward: Moments = {
+        moment: {
+            **rest,
+            "gradients": np.where(there, gradients, done[moment]) + own + of_head * (cut or moment == "backward"),
+            "activations": activations_there[moment] + np.minimum(0, made),
+            "working": np.maximum(0, made),
+            "gathered": around + unit + beside[moment],
+        }
+        for moment in done
+    }
+    before = {**rest, "gradients": gradients * there, "activations": activations + tokens * last * top.kept}
+    return {
+        "forward": {
+            **before,
+            "logits": tokens * last * width * model.vocab / tensor,
+            "gathered": around + unit + (not_dropped + unit if keeps else 0),
+        },
+        "loss": {
+            **before,
+            "logits": tokens * last * top.loss,
+            "gathered": around + unit + not_dropped if keeps else 0 * unit,
+        },
+        **backward,
+        "optimizer": {**rest, "gradients": gradients, "update": stays("optimizer", held, _update(recipe))},
+    }
+
+
+def _update(recipe: str) -> int:
+    """Bytes a parameter that the update adds: 16-bit gradients become FP32 for it (`masters.MasterWeights`)."""
+    return 2 if recipe == "adamw-16bit" else 0
