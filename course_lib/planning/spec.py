@@ -151,6 +151,10 @@ class Assumptions:
     """None: as Young and Daly have it."""
     hidden: float = 1.0
     """Share of the traffic of data parallelism that can hide behind computing."""
+    hidden_tensor: float = 0.0
+    """The same of tensor parallelism and between pipeline stages; 1: as PyTorch's async TP or Megatron-Core try to."""
+    recompute_stops_early: bool = True
+    """Recomputing a block leaves out its last matrix product, as PyTorch does; false: none, as Megatron-LM."""
 
     def __post_init__(self) -> None:
         check_values("assume", self)

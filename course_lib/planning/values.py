@@ -98,6 +98,7 @@ RANGES: dict[str, dict[str, Range]] = {
         "mfu": _share("0.4"),
         "efficiency": _share("0.8"),
         "hidden": Range(0, 1, "a share between 0 and 1", "1.0", _PERCENT),
+        "hidden_tensor": Range(0, 1, "a share between 0 and 1", "0.0", _PERCENT),
         "restart_minutes": Range(0, 100_000, "minutes", "10", ((60.0, "seconds"), (6e4, "ms"))),
         "checkpoint_every_minutes": Range(0, 1_000_000, "minutes", "60", above=True),
     },
