@@ -14,31 +14,36 @@ clocks that drop under load, data loading, launching kernels, garbage collection
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from course_lib.errors import ConfigError
 from course_lib.parallel.schedule import FORMULAS
-from course_lib.planning.communication import batch_floor, crossover, expert_elements, sent_by_kind
+from course_lib.planning.communication import batch_floor, crossover
 from course_lib.planning.flops import step_flops
-from course_lib.planning.formulas import RECIPES
-from course_lib.planning.sizes import ffn_width, head_width, key_value_heads, mixture_layers, parameters
 from course_lib.planning.spec import Assumptions, DataSpec, HardwareSpec, ModelSpec, RunSpec
-from course_lib.planning.split_traffic import context_sent, tensor_sent
+from course_lib.planning.step_memory import moved_bytes, update_bytes
+from course_lib.planning.step_traffic import (
+    Cut,
+    Number,
+    around,
+    context_bytes,
+    data_bytes,
+    expert_bytes,
+    held,
+    pipeline_bytes,
+    sums_once,
+    tensor_bytes,
+)
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+__all__ = ["EFFICIENCY", "StepTime", "efficiency", "predict", "step_seconds"]
 
-    Number = float | NDArray[np.float64]
-
-__all__ = ["EFFICIENCY", "StepTime", "efficiency", "moved_bytes", "predict", "step_seconds"]
-
-EFFICIENCY = {"A100": 0.73, "H100": 0.635}
-"""Share of the best measured matrix product that a step's products reach, by chip. Fitted: `published.fit`."""
+EFFICIENCY = {"A100": 0.716, "H100": 0.602}
+"""Share of the best measured matrix product that a step's products reach, by chip. Fitted by `published.fit`, on every
+second row of the published tables of that chip; which rows, by which rule and how far off the others are is there."""
 
 _SAME_CHIP = {"H200": "H100", "H800": "H100"}
-_OTHERWISE = 0.68
+_OTHERWISE = 0.65
 """For a device without a fitted number: between the two that have one."""
 
 
@@ -75,38 +80,6 @@ def efficiency(device: str | None, assume: Assumptions | None = None) -> float:
     return EFFICIENCY.get(_SAME_CHIP.get(chip, chip), _OTHERWISE)
 
 
-def moved_bytes(model: ModelSpec, sequence: int, *, fused_attention: bool = True) -> dict[str, float]:
-    """Bytes that a token moves through a device's memory between the matrix products, forward and backward, by place.
-
-    "stream": the residual stream of all layers, which only sequence parallelism splits; "blocks", "scores" (of
-    attention, unless it is fused) and "loss", which tensor parallelism splits. Each operation reads and writes 16-bit
-    numbers, and only bias with activation is fused: a norm reads and writes the stream, an addition reads two and
-    writes one, an activation reads its inputs and writes one, a rotation reads and writes queries and keys; a score is
-    read and written by the softmax and by its dropout, and read again. Backward moves twice as much. The loss reads,
-    writes and differentiates its logits, partly in 32 bits: 24 bytes each. Own count; compiled code moves less.
-    """
-    width, across = model.width, model.heads * head_width(model)
-    both_ways, size = 3, 2
-    mixtures = mixture_layers(model)
-    visited = model.active_experts + model.shared_experts
-    inner = (model.layers - mixtures) * ffn_width(model) + mixtures * visited * ffn_width(model, expert=True)
-    inner *= 3 if model.gated else 2
-    if not model.positions:
-        inner += model.layers * 2 * (across + key_value_heads(model) * head_width(model))
-    scores = 0 if fused_attention else model.layers * 5 * model.heads * sequence
-    return {
-        "stream": float(both_ways * size * model.layers * (2 * 2 + 2 * 3) * width),
-        "blocks": float(both_ways * size * inner),
-        "scores": float(both_ways * size * scores),
-        "loss": 24.0 * model.vocab,
-    }
-
-
-def _repeated(recompute: str, place: str) -> float:
-    """How often a place's bytes move: a forward that is done again is a third more."""
-    return 4 / 3 if place != "loss" and (recompute == "all" or (recompute, place) == ("selective", "scores")) else 1.0
-
-
 def _needed(hardware: HardwareSpec, name: str) -> float:
     value = getattr(hardware, name)
     if value is None:
@@ -114,18 +87,54 @@ def _needed(hardware: HardwareSpec, name: str) -> float:
     return float(value)
 
 
-def _units(strategy: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Of a strategy: what it sends once a step and in each micro-batch, in parameters, on very many ranks.
+@dataclass(frozen=True)
+class _Rates:
+    """What one device can do, in FLOP/s and bytes/s."""
 
-    What one of N ranks sends is (N - 1) / N times that: two ranks send half of it.
-    """
-    once = {kind: 2 * sent for kind, sent in sent_by_kind(strategy, 1.0, 2, 0).items()}
-    each = {kind: 2 * sent for kind, sent in sent_by_kind(strategy, 1.0, 2, 1).items()}
-    return once, {kind: sent - once.get(kind, 0.0) for kind, sent in each.items() if sent > once.get(kind, 0.0)}
+    products: float
+    memory: float
+    inside: float
+    across: float
+    node: int
+
+    def reaching(self, ranks: Number) -> Number:
+        """Bytes a second in a group of so many neighbouring ranks."""
+        return np.where(ranks <= self.node, self.inside, self.across)
 
 
-def _around(ranks: "Number") -> "Number":
-    return (ranks - 1) / ranks
+def _rates(hardware: HardwareSpec, assume: Assumptions) -> _Rates:
+    share = (1.0 if hardware.reached is None else hardware.reached) * efficiency(hardware.device, assume)
+    return _Rates(
+        products=_needed(hardware, "peak_tflops") * 1e12 * share,
+        memory=_needed(hardware, "memory_tb_per_s") * 1e12,
+        inside=_needed(hardware, "inside_gb_per_s") * 1e9,
+        across=_needed(hardware, "across_gb_per_s") * 1e9,
+        node=hardware.devices_per_node or 1,
+    )
+
+
+def _exposed(seconds: Number, hidden: float, beside: Number) -> Number:
+    """What is left to wait for when a share of it hides behind so much computing."""
+    return seconds - np.minimum(hidden * seconds, beside)
+
+
+def _slowest(layers: int, pipeline: Number, per_layer: float, head: float) -> Number:
+    """Work of the slowest stage over a stage's fair share. Where layers are uneven the last stage, which has the head,
+    has fewer; the embedding costs nothing."""
+    most, least = np.ceil(layers / pipeline), np.floor(layers / pipeline)
+    return np.maximum(most * per_layer, least * per_layer + head) * pipeline / (layers * per_layer + head)
+
+
+def _data_seconds(
+    cut: Cut, rates: _Rates, sent: dict[str, Number], between: Number, window: Number, hidden: float, layers: Number
+) -> Number:
+    """What data parallelism makes a rank wait. Ranks of a group that share a node use all of their network cards."""
+    ranks = cut.group / cut.replicas
+    members = np.maximum(1, rates.node / cut.tensor)
+    rate = np.where(ranks <= members, rates.inside, np.minimum(rates.inside, rates.across * members))
+    seconds = (sum(sent.values()) - between) / rate + between / rates.across
+    first = seconds / np.maximum(layers, 1)  # of one layer: nothing is computed beside it
+    return np.maximum(_exposed(seconds, hidden, window), np.minimum(first, seconds))
 
 
 def _step(
@@ -133,6 +142,7 @@ def _step(
     data: DataSpec,
     hardware: HardwareSpec,
     assume: Assumptions,
+    cut: Cut,
     *,
     sharding: str,
     schedule: str,
@@ -141,131 +151,63 @@ def _step(
     sequence_parallel: bool,
     fused_attention: bool,
     context_form: str,
-    data_ranks: "Number",
-    replicas: "Number",
-    tensor: "Number",
-    pipeline: "Number",
-    chunks: "Number",
-    context: "Number",
-    expert: "Number",
-    micro_batch: "Number",
-    global_batch: "Number",
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]], dict[str, Any]]:
-    """Seconds by part, bytes by axis and kind, and what `predict` says besides. Numbers, or arrays of layouts."""
-    layers, s = model.layers, data.sequence
-    m = global_batch / (data_ranks * micro_batch)  # micro-batches of a rank
-    devices = data_ranks * tensor * pipeline * context
-    tokens = micro_batch * s / context  # of one micro-batch, on one rank
-    rate = _needed(hardware, "peak_tflops") * 1e12 * (hardware.reached or 1.0) * efficiency(hardware.device, assume)
-    inside, across = _needed(hardware, "inside_gb_per_s") * 1e9, _needed(hardware, "across_gb_per_s") * 1e9
-    node = hardware.devices_per_node or 1
-    memory = hardware.memory_tb_per_s * 1e12 if hardware.memory_tb_per_s else float("inf")
+) -> tuple[dict[str, Number], dict[str, dict[str, Number]], Number]:
+    """Seconds by part, bytes by axis and kind, and idle over ideal time of the pipeline. Numbers or arrays."""
+    s, m, rates, tensor, pipeline = data.sequence, cut.micro_batches, _rates(hardware, assume), cut.tensor, cut.pipeline
+    tokens = m * cut.micro_batch * s / (cut.context * pipeline)  # that one rank computes a layer's share for
 
-    # Computing, of one micro-batch on one of very many equal stages, then of the slowest stage.
-    flops = step_flops(model, s, 1.0, recompute=recompute)
-    head = flops.parts["head"] / s
-    in_layers, again = flops.model / s - head, flops.recomputed / s
-    share = layers / pipeline
-    most, least = np.ceil(share), np.floor(share)  # the last stage has the head, and fewer layers where they are uneven
-    per_layer = (in_layers + again) / layers
-    slowest = np.maximum(most * per_layer, least * per_layer + head)
-    uneven = slowest / ((in_layers + again + head) / pipeline)
-    work = m * tokens / (tensor * pipeline) * uneven / rate
-    compute, recomputed = (in_layers + head) * work, again * work
-    attention = flops.parts["attention_scores"] / s * m * tokens / (tensor * pipeline) / rate
+    flops = step_flops(model, s, 1.0, recompute=recompute, stops_early=assume.recompute_stops_early)
+    head, again = flops.parts["head"] / s, flops.recomputed / s
+    in_layers = flops.model / s - head
+    slowest = _slowest(model.layers, pipeline, (in_layers + again) / model.layers, head)
+    work = tokens / tensor / rates.products
+    compute, recomputed = (in_layers + head) * work * slowest, again * work * slowest
 
-    moved = moved_bytes(model, s, fused_attention=fused_attention)
-    moved = {place: size * _repeated(recompute, place) for place, size in moved.items()}
-    split = tensor if sequence_parallel else 1.0
-    local = moved["stream"] / split + (moved["blocks"] + moved["scores"] + moved["loss"]) / tensor
-    in_memory = m * tokens / pipeline * local / memory
+    moved = moved_bytes(model, s, fused_attention=fused_attention, recompute=recompute)
+    stream = moved["stream"] / (tensor if sequence_parallel else 1.0)
+    memory = tokens * (stream + (moved["blocks"] + moved["scores"] + moved["loss"]) / tensor) / rates.memory
 
-    # Tensor parallel: every rank of the group waits for it.
-    unit = tensor_sent(
-        layers, 1, model.width, model.vocab, 2, sequence="regather" if sequence_parallel else None, loss_parallel=True
-    )
-    repeated = (7 / 5 if sequence_parallel else 3 / 2) if recompute == "all" else 1.0
-    of_tensor = {kind: 2 * sent * 2 * repeated * m * tokens / pipeline * _around(tensor) for kind, sent in unit.items()}
-    tensor_traffic = sum(of_tensor.values()) / np.where(tensor <= node, inside, across)
+    of_tensor = tensor_bytes(model, s, cut, sequence_parallel=sequence_parallel, recompute=recompute)
+    tensor_traffic = sum(of_tensor.values()) / rates.reaching(tensor)
+    tensor_traffic = _exposed(tensor_traffic, assume.hidden_tensor, compute + recomputed)
 
-    # Context parallel: a ring hides behind attention, a gather does not.
-    kv_width = key_value_heads(model) * head_width(model)
-    form = "ring" if context_form == "ring" else "all-gather"
-    unit = context_sent(layers, 1, kv_width, 0, 2, form=form)  # type: ignore[arg-type]
-    of_context = {
-        kind: 2 * sent * 2 * m * (micro_batch * s) / (tensor * pipeline) * _around(context)
-        for kind, sent in unit.items()
-        if sent
-    }
-    near = np.where(tensor * context <= node, inside, across)
-    context_traffic = sum(of_context.values()) / near
-    if form == "ring":
-        context_traffic = np.maximum(0.0, context_traffic - attention)
+    of_context = context_bytes(model, s, cut, form=context_form)
+    attention = flops.parts["attention_scores"] / s * work  # a ring sends beside it, a gather before it
+    context_traffic = sum(of_context.values()) / rates.reaching(tensor * cut.context)
+    context_traffic = _exposed(context_traffic, 1.0 if context_form == "ring" else 0.0, attention)
 
-    # Expert parallel: what leaves the node goes at the network's rate, the rest inside.
-    mixtures = mixture_layers(model)
-    rows = expert_elements(1.0, model.active_experts, model.width, expert, mixtures)  # type: ignore[arg-type]
-    of_expert = 2 * rows * m * tokens / pipeline
-    at_home = np.minimum(expert, np.maximum(1, node / (tensor * context)))
-    leaving = (expert - at_home) / np.maximum(expert - 1, 1)
-    expert_traffic = of_expert * np.maximum(leaving / across, (1 - leaving) / inside)
-    if schedule == "dualpipev":  # computes one micro-batch while another one is sent
-        expert_traffic = np.maximum(0.0, expert_traffic - compute - recomputed)
+    of_expert = expert_bytes(model, s, cut)
+    at_home = np.minimum(cut.expert, np.maximum(1, rates.node / (tensor * cut.context)))
+    leaving = (cut.expert - at_home) / np.maximum(cut.expert - 1, 1)
+    expert_traffic = of_expert * np.maximum(leaving / rates.across, (1 - leaving) / rates.inside)
+    overlaps = 1.0 if schedule == "dualpipev" else 0.0  # computes one micro-batch while another one is sent
+    expert_traffic = _exposed(expert_traffic, overlaps, compute + recomputed)
 
-    # The pipeline: what a rank waits for, and what it sends.
-    busy = compute + recomputed + in_memory + tensor_traffic + context_traffic + expert_traffic
-    again_share = 3 * flops.recomputed / flops.model
-    idle = FORMULAS[schedule].takes(pipeline, m, chunks, 1.0, 1.0 + again_share, 1.0)  # type: ignore[arg-type]
-    idle_over_ideal = idle / (m * chunks * (3 + again_share))
-    boundary = tokens * model.width * 2 / tensor  # each tensor rank sends its part (Narayanan et al. 2021, section 4.1)
-    of_pipeline = np.where(pipeline > 1, 2 * m * chunks * boundary, 0.0)
-    sends = of_pipeline / np.where(devices <= node, inside, across)
+    of_pipeline = pipeline_bytes(model, s, cut)
+    sends = _exposed(of_pipeline / rates.reaching(cut.devices), assume.hidden_tensor, compute + recomputed)
+    repeated = 3 * flops.recomputed / flops.model  # beside F = I = W = 1, in the backward of each micro-batch
+    idle = FORMULAS[schedule].takes(pipeline, m, cut.chunks, 1.0, 1.0 + repeated, 1.0)
+    idle_over_ideal = idle / (m * cut.chunks * (3 + repeated))
+    busy = compute + recomputed + memory + tensor_traffic + context_traffic + expert_traffic
 
-    # Data parallel, over context ranks too: hidden as far as there is computing beside it.
-    counts = parameters(model)
-    experts = counts["experts"] * (model.experts / max(1, model.experts + model.shared_experts))
-    held = (sum(counts.values()) - experts) / (tensor * pipeline), experts / (tensor * pipeline * expert)
-    group = data_ranks * context
-    once, each = _units("fsdp" if sharding == "hsdp" else sharding)
-    times = np.where(pipeline > 1, 1.0, m) if sharding == "fsdp_no_reshard" else m
-    if sharding in ("ddp", "zero1"):  # gradients are summed after the last micro-batch
-        once, each = {kind: once.get(kind, 0) + each.get(kind, 0) for kind in once | each}, {}
-    kept = RECIPES[recipe]
-    size = {"all_gather": kept.weights, "reduce_scatter": min(kept.gradients, 4), "all_reduce": min(kept.gradients, 4)}
-    of_data: dict[str, Any] = {}
-    for count, ranks in zip(held, (group / replicas, group / expert / replicas), strict=True):
-        for kind in once | each:
-            repeats = once.get(kind, 0.0) + each.get(kind, 0.0) * (times if kind == "all_gather" else m)
-            of_data[kind] = of_data.get(kind, 0.0) + repeats * count * size[kind] * _around(ranks)
-    spread = np.minimum(group / replicas, np.maximum(1, node / tensor))  # ranks of a data group in one node
-    data_rate = np.where(group / replicas * tensor <= node, inside, np.minimum(inside, across * spread))
-    seconds = sum(of_data.values()) / data_rate
-    if sharding == "hsdp":
-        sums = 2 * m * sum(held) / (group / replicas) * _around(replicas) * size["all_reduce"]
-        of_data["all_reduce"] = sums
-        seconds = seconds + sums / across
-    window = compute + recomputed + in_memory
-    if not each:
-        window = window / m
-    first = seconds / np.maximum(share * (m if each else 1), 1)  # of one layer: nothing is computed beside it
-    hidden = np.minimum(assume.hidden * seconds, window)
-    data_traffic = np.maximum(seconds - hidden, np.minimum(first, seconds))
-
-    shards = group / replicas if sharding != "ddp" else 1.0
-    touched = 2 * kept.total - kept.gradients  # read all, write all but the gradients
-    optimizer = sum(held) / shards * touched / memory
+    of_data, between = data_bytes(model, cut, sharding=sharding, recipe=recipe)
+    times = 1.0 if sums_once(sharding) else m  # that gradients are summed, each beside one micro-batch
+    window = (compute + recomputed + memory) * times / m
+    layers = model.layers / pipeline * times
+    data_traffic = _data_seconds(cut, rates, of_data, between, window, assume.hidden, layers)
+    shards = 1.0 if sharding == "ddp" else cut.group / cut.replicas
 
     parts = {
         "compute": compute,
         "recompute": recomputed,
-        "memory": in_memory,
+        "memory": memory,
         "tensor_traffic": tensor_traffic,
         "context_traffic": context_traffic,
         "expert_traffic": expert_traffic,
         "bubble": busy * idle_over_ideal,
         "sends": sends,
         "data_traffic": data_traffic,
-        "optimizer": optimizer,
+        "optimizer": sum(held(model, cut)) / shards * update_bytes(recipe) / rates.memory,
     }
     traffic = {
         "data": of_data,
@@ -274,15 +216,7 @@ def _step(
         "expert": {"all_to_all": of_expert},
         "pipeline": {"send": of_pipeline},
     }
-    rest = {
-        "flops": flops,
-        "devices": devices,
-        "idle": idle_over_ideal,
-        "rate": rate,
-        "data_rate": data_rate,
-        "group": group,
-    }
-    return parts, traffic, rest
+    return parts, traffic, idle_over_ideal
 
 
 def step_seconds(
@@ -298,25 +232,19 @@ def step_seconds(
     sequence_parallel: bool,
     fused_attention: bool,
     context_form: str,
-    data_ranks: "Number",
-    replicas: "Number",
-    tensor: "Number",
-    pipeline: "Number",
-    chunks: "Number",
-    context: "Number",
-    expert: "Number",
-    micro_batch: "Number",
-    global_batch: "Number",
-) -> "Number":
-    """Seconds of a step, for one layout or for arrays of them (equal lengths, or numbers). The hardware is filled in.
+    **numbers: Number,
+) -> Number:
+    """Seconds of a step, for one layout or for arrays of them (equal lengths, or numbers).
 
-    Nothing is checked: a layout that cannot be gets a number too.
+    numbers: data_ranks, replicas, tensor, pipeline, chunks, context, expert, micro_batch and global_batch. The hardware
+    is filled in (`devices.fill`). Nothing is checked: a layout that cannot be gets a number too.
     """
     parts, _, _ = _step(
         model,
         data,
         hardware,
         assume,
+        Cut(**numbers),
         sharding=sharding,
         schedule=schedule,
         recompute=recompute,
@@ -324,35 +252,14 @@ def step_seconds(
         sequence_parallel=sequence_parallel,
         fused_attention=fused_attention,
         context_form=context_form,
-        data_ranks=data_ranks,
-        replicas=replicas,
-        tensor=tensor,
-        pipeline=pipeline,
-        chunks=chunks,
-        context=context,
-        expert=expert,
-        micro_batch=micro_batch,
-        global_batch=global_batch,
     )
-    total: Number = sum(parts.values())
-    return total
+    return sum(parts.values())
 
 
 def predict(run: RunSpec) -> StepTime:
     """The step of one run whose hardware is filled in. `ConfigError` where a figure of the hardware is missing."""
     layout, sequences = run.layout, run.data.global_batch
-    parts, traffic, rest = _step(
-        run.model,
-        run.data,
-        run.hardware,
-        run.assume,
-        sharding=layout.sharding,
-        schedule=layout.schedule,
-        recompute=layout.recompute,
-        recipe=layout.recipe,
-        sequence_parallel=layout.sequence_parallel,
-        fused_attention=layout.fused_attention,
-        context_form=layout.context_form,
+    cut = Cut(
         data_ranks=layout.data,
         replicas=layout.replicas,
         tensor=layout.tensor,
@@ -363,25 +270,43 @@ def predict(run: RunSpec) -> StepTime:
         micro_batch=layout.micro_batch,
         global_batch=sequences,
     )
+    parts, traffic, idle = _step(
+        run.model,
+        run.data,
+        run.hardware,
+        run.assume,
+        cut,
+        sharding=layout.sharding,
+        schedule=layout.schedule,
+        recompute=layout.recompute,
+        recipe=layout.recipe,
+        sequence_parallel=layout.sequence_parallel,
+        fused_attention=layout.fused_attention,
+        context_form=layout.context_form,
+    )
     seconds = float(sum(parts.values()))
     peak = layout.devices * _needed(run.hardware, "peak_tflops") * 1e12
-    flops = rest["flops"]
+    stops = run.assume.recompute_stops_early
+    flops = step_flops(run.model, run.data.sequence, sequences, recompute=layout.recompute, stops_early=stops)
     sent = {axis: {kind: float(size) for kind, size in kinds.items() if size > 0} for axis, kinds in traffic.items()}
-    of_data = sum(sent["data"].values())
-    where = float("inf")
-    if of_data:
-        shared = layout.tensor * layout.pipeline
-        many = of_data / float(_around(rest["group"])) * shared
-        hardware_flops = flops.hardware * sequences
-        where = crossover(hardware_flops, many, float(rest["rate"]), float(rest["data_rate"])) * shared
     return StepTime(
         seconds=seconds,
         parts={name: float(value) for name, value in parts.items()},
-        bubble=float(rest["idle"] / (1 + rest["idle"])),
-        mfu=flops.model * sequences / (seconds * peak),
-        hfu=flops.hardware * sequences / (seconds * peak),
+        bubble=float(idle / (1 + idle)),
+        mfu=flops.model / (seconds * peak),
+        hfu=flops.hardware / (seconds * peak),
         tokens_per_second=run.batch_tokens / seconds,
         traffic={axis: kinds for axis, kinds in sent.items() if kinds},
-        crossover=where,
+        crossover=_crossover(cut, _rates(run.hardware, run.assume), flops.hardware, sum(sent["data"].values())),
         floor=batch_floor(run.batch_tokens, run.data.sequence),
     )
+
+
+def _crossover(cut: Cut, rates: _Rates, flops: float, sent: float) -> float:
+    """Devices at which data-parallel traffic takes as long as computing, with tensor and pipeline ranks as they are."""
+    if not sent:
+        return float("inf")
+    shared = cut.tensor * cut.pipeline
+    many = sent / around(cut.group) * shared  # of a rank that has all layers to itself, among very many
+    rate = min(rates.inside, rates.across * max(1, rates.node / cut.tensor))
+    return float(crossover(flops, many, rates.products, rate) * shared)
