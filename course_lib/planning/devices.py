@@ -3,7 +3,7 @@
     DEVICES["H100 SXM"].peak_tflops              # 989.0
     full = fill(HardwareSpec(devices=64, device="H100 SXM", memory_gib=94.0))
     full.inside_gb_per_s, full.memory_gib        # 450.0, 94.0: what is given stays
-    origin(given)["failures_per_device_year"]    # "given", "data sheet" or "assumed"
+    assumed(full)                                # ["storage_gb_per_s"]: what of it no data sheet has
 
 The figures are in `devices.toml`, each device with its source and with what is assumed.
 """
@@ -16,7 +16,7 @@ from course_lib.errors import ConfigError
 from course_lib.planning.spec import HardwareSpec
 from course_lib.settings import nearest
 
-__all__ = ["DEVICES", "STORAGE_GB_PER_S_A_DEVICE", "Device", "fill", "find", "origin"]
+__all__ = ["DEVICES", "STORAGE_GB_PER_S_A_DEVICE", "Device", "assumed", "fill", "find"]
 
 STORAGE_GB_PER_S_A_DEVICE = 0.125
 """What storage takes in from each device when a plan does not say: 1 GB/s a node of eight. Llama 3 had 2 TB/s for
@@ -123,15 +123,9 @@ def _check_unit(name: str, key: str, value: float | None, sheet: float) -> None:
             )
 
 
-def origin(hardware: HardwareSpec) -> dict[str, str]:
-    """Of each figure, whose it is: "given" in the plan, of the "data sheet", or "assumed"."""
+def assumed(hardware: HardwareSpec) -> list[str]:
+    """Keys of a filled hardware whose figures are assumptions of ours: in no data sheet, and not given otherwise."""
     device = None if hardware.device is None else DEVICES[find(hardware.device)]
-    found: dict[str, str] = {}
-    for key in (*_FILLED, "storage_gb_per_s"):
-        if getattr(hardware, key) is not None:
-            found[key] = "given"
-        elif device is None or key == "storage_gb_per_s" or key in device.assumed:
-            found[key] = "assumed"
-        else:
-            found[key] = "data sheet"
-    return found
+    guesses: dict[str, float] = {key: getattr(device, key) for key in device.assumed} if device else _WITHOUT_A_DEVICE
+    storage = {"storage_gb_per_s": STORAGE_GB_PER_S_A_DEVICE * hardware.devices}
+    return [key for key, guess in (guesses | storage).items() if getattr(hardware, key) == guess]
