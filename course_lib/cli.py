@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("course_lib.train_cli:main", "train a small language model on this machine"),
     "drill": ("course_lib.drill_cli:main", "resume a run exactly, then with one part left out at a time"),
+    "plan": ("course_lib.plan_cli:main", "plan a training run: days, memory, traffic, risks"),
     "incident": ("course_lib.incident_cli:main", "a run went wrong: order checks, name the fault"),
     "grade": ("course_lib.grading.cli:grade_main", "grade hand-ins: notebooks, folders or a chapter number"),
     "hint": ("course_lib.grading.cli:hint_main", "the next hint for an exercise: course hint 03.2"),

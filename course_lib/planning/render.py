@@ -17,10 +17,10 @@ MARKS = "#=+*o%x-:@~"
 """One for each part of a bar, in the order of the legend."""
 
 
-def text(plan: Plan, width: int = 100) -> str:
-    """The whole plan in lines of at most `width` columns (80 at least)."""
+def text(plan: Plan, width: int = 100, before: Iterable[Section] = ()) -> str:
+    """The whole plan in lines of at most `width` columns (80 at least), after the sections `before`."""
     what, comes = headline(plan)
-    return "\n".join([*_wrap(what, width), *_wrap(comes, width), "", sections_text(report(plan), width)])
+    return "\n".join([*_wrap(what, width), *_wrap(comes, width), "", sections_text([*before, *report(plan)], width)])
 
 
 def sections_text(sections: Iterable[Section], width: int = 100) -> str:
@@ -131,13 +131,12 @@ def _escaped(words: str) -> str:
     return words
 
 
-def markdown(plan: Plan) -> str:
-    """The whole plan, to be pasted into a document."""
+def markdown(plan: Plan, before: Iterable[Section] = ()) -> str:
+    """The whole plan, to be pasted into a document, after the sections `before`."""
     what, comes = headline(plan)
     name, _, rest = what.partition(": ")
-    return f"## Plan: {_escaped(name)}\n\n{_escaped(rest)}.\n\n**{_escaped(comes)}.**\n\n" + sections_markdown(
-        report(plan)
-    )
+    head = f"## Plan: {_escaped(name)}\n\n{_escaped(rest)}.\n\n**{_escaped(comes)}.**\n\n"
+    return head + sections_markdown([*before, *report(plan)])
 
 
 def sections_markdown(sections: Iterable[Section]) -> str:
