@@ -9,6 +9,8 @@ parallel. Every layout number may be a numpy array.
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from course_lib.planning.sizes import ffn_width, head_width, key_value_heads
 from course_lib.planning.spec import ModelSpec
 
@@ -23,13 +25,17 @@ class BlockBytes(NamedTuple):
     feed_forward: Any
     """The part of kept["none"] that is free again before attention's backward."""
     inside: Any
-    """The part of it that is free again before the first matrices of the feed-forward half get their gradient."""
+    """The part of it that is free again before the feed-forward half's norm runs backward."""
     at_product: Any
     """Gradients alive when the feed-forward's product has its gradient: of the stream, and of both factors."""
     at_entry: Any
-    """Gradients alive behind that: of the stream twice, and of gate and up."""
+    """Alive behind that: the input of gate and up, the stream's gradient twice, and theirs."""
+    at_norm: Any
+    """Gradients alive inside the backward of the feed-forward half's norm: the stream's, and what a norm makes."""
     at_scores: Any
     """Gradients alive when attention's kernel has run backward: of the stream, its output, queries, keys, values."""
+    norm: Any
+    """What a norm keeps, part of kept["none"]."""
 
 
 class HeadBytes(NamedTuple):
@@ -39,6 +45,8 @@ class HeadBytes(NamedTuple):
     """Kept from forward to backward, without the logits."""
     loss: Any
     """The logits' log-softmax and two gradients of it, all FP32: what cross entropy's backward has at once."""
+    at_norm: Any
+    """Inside the norm's backward, beside what blocks have kept: what it has kept, its gradients."""
 
 
 def _norm(model: ModelSpec, width: int) -> int:
@@ -62,30 +70,39 @@ def block_bytes(
     stream = 1 / t if sequence_parallel else 1 + 0 * t  # what every rank has of what lies between matrix products
     rotated = 0 if model.positions else across + values
     scores = 0 if fused_attention else width * heads * sequence / t  # the softmax's result
-    attention = (width * (across + 2 * values + rotated + across) + 4 * heads) / t + scores
+    # Queries, keys and values are one tensor, of which the values are a view; cut over ranks they are three.
+    seen = np.where(np.asarray(t) > 1, values, across + 2 * values)
+    attention = (width * (seen + rotated + across) + 4 * heads) / t + scores
     factors = 2 if model.gated else 1
     if mixture and model.experts:
         wide = (model.active_experts + model.shared_experts) * ffn_width(model, expert=True) / t
         more = width * 2 * d * model.active_experts + 12 * model.experts  # rows taken and given back; scores and gates
     else:
         wide, more = ffn_width(model) / t, 0
-    norm, inside = _norm(model, width) * stream, width * 2 * factors * wide
-    half = norm + width * d + inside + more
+    made = 1 if model.biases else 4
+    norm, inside = _norm(model, width) * stream, width * (d + 2 * factors * wide)
+    half = norm + inside + more
     block = norm + width * d + attention + half
     return BlockBytes(
         kept={"none": block, "selective": block - scores, "all": width * d * stream},
         feed_forward=half,
         inside=inside,
         at_product=width * (d * stream + factors * wide),
-        at_entry=width * (2 * d * stream + factors * wide),
+        at_entry=width * (d + 2 * d * stream + factors * wide),
+        at_norm=width * (2 + made) * d * stream,
         at_scores=width * (d * stream + (2 * across + 2 * values) / t),
+        norm=norm,
     )
 
 
-def head_bytes(model: ModelSpec, *, width: int = 2, tensor: Any = 1, sequence_parallel: bool = True) -> HeadBytes:
-    """The last norm, output layer and cross entropy, whose vocabulary is cut over the tensor-parallel ranks."""
-    stream = 1 / tensor if sequence_parallel else 1
-    return HeadBytes(_norm(model, width) * stream + width * model.width, 12 * model.vocab / tensor)
+def head_bytes(
+    model: ModelSpec, *, width: int = 2, tensor: Any = 1, sequence_parallel: bool = True, split_loss: bool = True
+) -> HeadBytes:
+    """The last norm, output layer and cross entropy. split_loss: tensor-parallel ranks share out the vocabulary."""
+    stream, d = 1 / tensor if sequence_parallel else 1, model.width
+    norm = _norm(model, width) * stream
+    at_norm = norm + width * (1 + (1 if model.biases else 4)) * d * stream
+    return HeadBytes(norm + width * d, 12 * model.vocab / (tensor if split_loss else 1), at_norm)
 
 
 def korthikanti_activation_bytes(

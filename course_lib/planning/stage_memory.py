@@ -2,6 +2,7 @@
 
     forward           its end: all activations of this rank, and what is gathered of a sharded model
     loss              cross entropy runs backward: all activations, and the logits three times
+    last norm         it runs backward: what a norm makes beside the activations of all blocks
     backward          the first block runs backward: all activations, and what its backward makes beside them
     end of backward   the last block runs backward: nearly all gradients
     optimizer         the update
@@ -64,7 +65,9 @@ def _working(
     moments = (
         (block.at_product, size.down),
         (block.at_entry - block.inside, gate + fresh * size.down),
+        (block.at_norm - block.inside, fresh * size.feed_forward),
         (block.at_scores - block.feed_forward, size.out + fresh * size.feed_forward),
+        (block.at_norm + block.norm - block.kept["none"], fresh * size.all),
     )
     made, own = 0.0 * tokens, 0.0 * tokens + fresh * size.all * each + sent
     best = own - tokens * block.kept["none"]
@@ -100,11 +103,13 @@ def stage_bytes(
     micro_batch: Any,
     global_batch: Any,
     compute_bytes: int | None = None,
+    split_loss: bool = True,
 ) -> Moments:
     """Bytes by moment and category, of pipeline rank `rank`.
 
     data_ranks: data-parallel ranks; the model is sharded over them and the context's. replicas: of hsdp.
-    compute_bytes: of a number in the matrix products; None: as the recipe's weights. `ConfigError` for unknown names.
+    compute_bytes: of a number in the matrix products; None: as the recipe's weights. split_loss: tensor-parallel ranks
+    share out the vocabulary of the loss. `ConfigError` for unknown names.
     """
     if recipe not in RECIPES:
         raise ConfigError(f"recipe={recipe!r} is unknown (there are: {', '.join(RECIPES)})")
@@ -165,7 +170,7 @@ def stage_bytes(
     edge = width * model.width * tokens * (1 / tensor if sequence_parallel else 1)  # what a stage gives on, and keeps
     activations = at_once / v * (dense * kept[False] + (mine - dense) * kept[True])
     activations = activations + edge * (at_once - 1 * last) * (p * v > 1)
-    top = head_bytes(model, width=width, tensor=tensor, sequence_parallel=sequence_parallel)
+    top = head_bytes(model, width=width, tensor=tensor, sequence_parallel=sequence_parallel, split_loss=split_loss)
 
     adding = there & (not cut)
     work = {
@@ -205,13 +210,20 @@ def stage_bytes(
     return {
         "forward": {
             **before,
-            "logits": tokens * last * width * model.vocab / tensor,
+            "logits": tokens * last * width * (model.vocab / tensor + (0 if split_loss else 2 * model.vocab)),
             "gathered": around + unit + (not_dropped + unit if keeps else 0),
         },
         "loss": {
             **before,
             "logits": tokens * last * top.loss,
             "gathered": around + unit + not_dropped if keeps else 0 * unit,
+        },
+        "last norm": {
+            **rest,
+            "gradients": gradients * there + of_head,
+            "activations": activations,
+            "working": tokens * last * top.at_norm,
+            "gathered": around + unit + not_dropped,
         },
         **backward,
         "optimizer": {**rest, "gradients": gradients, "update": stays("optimizer", held, _update(recipe))},
