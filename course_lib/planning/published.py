@@ -78,7 +78,7 @@ class Row:
 
     @property
     def chip(self) -> str:
-        """A100 or H100."""
+        """A100, H100 or, outside of both halves, another."""
         return (self.run.hardware.device or "").split(" ")[0]
 
     @property
