@@ -26,8 +26,10 @@ class BlockBytes(NamedTuple):
     """The part of kept["none"] that is free again before attention's backward."""
     inside: Any
     """The part of it that is free again before the feed-forward half's norm runs backward."""
+    at_down: Any
+    """Gradients alive when the feed-forward half's last matrix has its gradient: of the stream, and of the product."""
     at_product: Any
-    """Gradients alive when the feed-forward's product has its gradient: of the stream, and of both factors."""
+    """Gradients alive behind that: of the stream, and of the product's factors."""
     at_entry: Any
     """Alive behind that: the input of gate and up, the stream's gradient twice, and theirs."""
     at_norm: Any
@@ -49,9 +51,21 @@ class HeadBytes(NamedTuple):
     """Inside the norm's backward, beside what blocks have kept: what it has kept, its gradients."""
 
 
-def _norm(model: ModelSpec, width: int) -> int:
-    """A norm's: the stream, its normalised form, one reciprocal; LayerNorm's kernel: the stream and two numbers."""
-    return width * model.width + 8 if model.biases else width * 2 * model.width + 4
+class _Norm(NamedTuple):
+    """Of one norm, in bytes a token."""
+
+    kept: int
+    made: int
+    """In its backward, beside the gradient that comes in."""
+
+
+def _norm(model: ModelSpec, width: int, fused: bool) -> _Norm:
+    """One kernel keeps the stream and a number or two. RMSNorm in several operations, as torch 2.13 has it on a CPU,
+    computes in FP32 and keeps the stream, its normalised form and one reciprocal; its backward makes four of the kind.
+    """
+    if fused or model.biases:
+        return _Norm(width * model.width + 8, width * model.width)
+    return _Norm(4 * (2 * model.width + 1), 4 * 4 * model.width)
 
 
 def block_bytes(
@@ -63,6 +77,7 @@ def block_bytes(
     tensor: Any = 1,
     sequence_parallel: bool = True,
     fused_attention: bool = True,
+    fused_norm: bool = True,
 ) -> BlockBytes:
     """One block. width: bytes of a number; mixture: with experts in the place of the feed-forward block."""
     t, d, heads = tensor, model.width, model.heads
@@ -79,30 +94,36 @@ def block_bytes(
         more = width * 2 * d * model.active_experts + 12 * model.experts  # rows taken and given back; scores and gates
     else:
         wide, more = ffn_width(model) / t, 0
-    made = 1 if model.biases else 4
-    norm, inside = _norm(model, width) * stream, width * (d + 2 * factors * wide)
+    each, inside = _norm(model, width, fused_norm), width * (d + 2 * factors * wide)
+    norm = each.kept * stream
     half = norm + inside + more
     block = norm + width * d + attention + half
     return BlockBytes(
         kept={"none": block, "selective": block - scores, "all": width * d * stream},
         feed_forward=half,
         inside=inside,
+        at_down=width * (d * stream + wide),
         at_product=width * (d * stream + factors * wide),
         at_entry=width * (d + 2 * d * stream + factors * wide),
-        at_norm=width * (2 + made) * d * stream,
+        at_norm=(2 * width * d + each.made) * stream,
         at_scores=width * (d * stream + (2 * across + 2 * values) / t),
         norm=norm,
     )
 
 
 def head_bytes(
-    model: ModelSpec, *, width: int = 2, tensor: Any = 1, sequence_parallel: bool = True, split_loss: bool = True
+    model: ModelSpec,
+    *,
+    width: int = 2,
+    tensor: Any = 1,
+    sequence_parallel: bool = True,
+    split_loss: bool = True,
+    fused_norm: bool = True,
 ) -> HeadBytes:
     """The last norm, output layer and cross entropy. split_loss: tensor-parallel ranks share out the vocabulary."""
     stream, d = 1 / tensor if sequence_parallel else 1, model.width
-    norm = _norm(model, width) * stream
-    at_norm = norm + width * (1 + (1 if model.biases else 4)) * d * stream
-    return HeadBytes(norm + width * d, 12 * model.vocab / (tensor if split_loss else 1), at_norm)
+    norm, loss = _norm(model, width, fused_norm), 12 * model.vocab / (tensor if split_loss else 1)
+    return HeadBytes(norm.kept * stream + width * d, loss, (norm.kept + width * d + norm.made) * stream)
 
 
 def korthikanti_activation_bytes(

@@ -63,7 +63,8 @@ def _working(
     gate = size.feed_forward - size.down
     fresh = np.where(adding, 0, 1)
     moments = (
-        (block.at_product, size.down),
+        (block.at_down, size.down),
+        (block.at_product, fresh * size.down),
         (block.at_entry - block.inside, gate + fresh * size.down),
         (block.at_norm - block.inside, fresh * size.feed_forward),
         (block.at_scores - block.feed_forward, size.out + fresh * size.feed_forward),
@@ -104,6 +105,7 @@ def stage_bytes(
     global_batch: Any,
     compute_bytes: int | None = None,
     split_loss: bool = True,
+    fused_norm: bool = True,
 ) -> Moments:
     """Bytes by moment and category, of pipeline rank `rank`.
 
@@ -131,7 +133,8 @@ def stage_bytes(
     table = model.vocab * model.width / tensor
     shared = 1 * np.logical_and(first, last) if model.tied else 0
     head = last * (table + model.width)
-    outside = head + first * (table * (1 - shared) + model.positions * model.width)
+    start = first * (table * (1 - shared) + model.positions * model.width)
+    outside = head + start
     held = dense * sizes[False].all + (mine - dense) * sizes[True].all + outside
     largest = np.maximum(np.where(dense > 0, sizes[False].all, 0), np.where(mine > dense, sizes[True].all, 0))
 
@@ -162,15 +165,18 @@ def stage_bytes(
 
     # Activations.
     settings: dict[str, Any] = dict(
-        width=width, tensor=tensor, sequence_parallel=sequence_parallel, fused_attention=fused_attention
+        width=width, tensor=tensor, sequence_parallel=sequence_parallel, fused_norm=fused_norm
     )
-    blocks = {mixture: block_bytes(model, data.sequence, mixture=mixture, **settings) for mixture in (False, True)}
+    blocks = {
+        mixture: block_bytes(model, data.sequence, mixture=mixture, fused_attention=fused_attention, **settings)
+        for mixture in (False, True)
+    }
     kept = {mixture: tokens * block.kept[recompute] for mixture, block in blocks.items()}
     at_once = in_flight(schedule, rank=rank, pipeline=p, micro_batches=m, chunks=v)
     edge = width * model.width * tokens * (1 / tensor if sequence_parallel else 1)  # what a stage gives on, and keeps
     activations = at_once / v * (dense * kept[False] + (mine - dense) * kept[True])
     activations = activations + edge * (at_once - 1 * last) * (p * v > 1)
-    top = head_bytes(model, width=width, tensor=tensor, sequence_parallel=sequence_parallel, split_loss=split_loss)
+    top = head_bytes(model, split_loss=split_loss, **settings)
 
     adding = there & (not cut)
     work = {
@@ -193,7 +199,7 @@ def stage_bytes(
     }
     done = {
         "backward": stays("gradients", next_one, kind.gradients) * cut,
-        "end of backward": stays("gradients", held - outside * cut - largest - next_one * cut, kind.gradients),
+        "end of backward": stays("gradients", held - largest - (outside + next_one if cut else start), kind.gradients),
     }
     beside = {"backward": fetched + not_dropped, "end of backward": fetched + buffer}
     backward: Moments = {
