@@ -29,8 +29,8 @@ def _failures(plan: Plan, near: Near) -> Iterator[Risk]:
     storage = plan.run.hardware.storage_gb_per_s or 0.0
     if time.hours == inf or save.goodput < 0.01:
         text = (
-            f"the run hardly moves: a failure every {mtbf / 60:.0f} minutes, {write / 60:.0f} minutes to write a "
-            f"checkpoint and {restart / 60:.0f} to restart"
+            f"the run hardly moves: a failure every {mtbf / 60:.2g} minutes, {write / 60:.2g} minutes to write a "
+            f"checkpoint and {restart / 60:.2g} to restart"
         )
         yield Risk("never_ends", 4.0, save.goodput, text, _better_goodput(plan, 0.9))
         return

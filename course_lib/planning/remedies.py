@@ -62,7 +62,7 @@ class Near:
         return [(group, *price(self.run, group)) for group in groups(self.run, changes=MOST_CHANGES)]
 
     def within(self, count: int, peak: float, seconds: float) -> list[Mended]:
-        """Those of one or two changes below both, fastest first; of those that are as fast, the one whose numbers are the nearest."""
+        """Those of one or two changes below both, fastest first; of those as fast, the one with the nearest numbers."""
         found: list[tuple[float, float, Mended]] = []
         for group, peaks, times in self._one if count == 1 else self._two:
             for place in np.flatnonzero((peaks <= peak) & (times <= seconds)):

@@ -76,7 +76,7 @@ class Search:
     pareto: tuple[Option, ...]
     """Those that fit and that no other beats in both time and memory, fastest first."""
     runner_up: Option | None
-    """The second fastest that fits; None: there is no second."""
+    """The next that fits and is not as fast and as large as the best; None: there is no such."""
     why: str
     """What the runner-up loses by."""
     rivals: dict[str, Rival]
@@ -86,6 +86,8 @@ class Search:
     considered: int
     fits: int
     """Of those considered."""
+    equals: int
+    """Of those that fit: as fast and as large as the best, itself not counted."""
     total: int
     """All legal ones: more than `considered` if the search was stopped."""
 
@@ -144,15 +146,17 @@ class _Found:
         self.limit, self.fits = limit, 0
         self.best: _Candidate | None = None
         self.second: _Candidate | None = None
+        self.equals = 0
         self.fastest: _Candidate | None = None
         self.smallest: _Candidate | None = None
         self.front: list[_Candidate] = []
         self.by_value: dict[str, dict[Any, _Candidate]] = {name: {} for name in CHOSEN}
 
     def add(self, group: Group, peaks: "NDArray[np.float64]", seconds: "NDArray[np.float64]") -> None:
-        """Take a block in."""
+        """Take a block in. Seven digits decide: beyond is rounding, and equals would look like winners and losers."""
+        peaks, seconds = (each.astype(np.float32).astype(np.float64) for each in (peaks, seconds))
 
-        def candidate(place: int) -> _Candidate:
+        def candidate(place: Any) -> _Candidate:
             return _Candidate(float(seconds[place]), float(peaks[place]), group, int(place))
 
         quickest = np.flatnonzero(seconds == seconds.min())
@@ -165,23 +169,36 @@ class _Found:
             return
         self.fits += len(places)
         places = places[np.lexsort((peaks[places], seconds[places]))]
-        for place in places[:2]:
-            self._rank(candidate(place))
+        first = candidate(places[0])
+        same = (seconds[places] == first.seconds) & (peaks[places] == first.peak)
+        self._lead(first, int(same.sum()))
+        if not same.all():
+            self._follow(candidate(places[int(same.argmin())]))
         lower = np.flatnonzero(np.diff(np.minimum.accumulate(peaks[places])) < 0) + 1
-        self.front = _front([*self.front, candidate(places[0]), *map(candidate, places[lower])])
+        self.front = _front([*self.front, first, *map(candidate, places[lower])])
         for name, bests in self.by_value.items():
             if name in group.columns:
-                values, first = np.unique(group.columns[name][places], return_index=True)
-                each: Sequence[tuple[Any, int]] = [*zip(values.tolist(), places[first].tolist(), strict=True)]
+                values, starts = np.unique(group.columns[name][places], return_index=True)
+                each: Sequence[tuple[Any, int]] = [*zip(values.tolist(), places[starts].tolist(), strict=True)]
             else:
                 each = [(getattr(group, name), int(places[0]))]
             for value, place in each:
                 bests[value] = _better(bests.get(value), candidate(place))
 
-    def _rank(self, one: _Candidate) -> None:
-        if self.best is None or one.key() < self.best.key():
-            self.best, self.second = one, self.best
-        elif self.second is None or one.key() < self.second.key():
+    def _lead(self, first: _Candidate, count: int) -> None:
+        """The fastest of a block, and how many there are like it."""
+        if self.best is None or first.key() < self.best.key():
+            old, self.best, self.equals = self.best, first, count - 1
+            if old is not None:
+                self._follow(old)
+        elif first.key() == self.best.key():
+            self.equals += count
+        else:
+            self._follow(first)
+
+    def _follow(self, one: _Candidate) -> None:
+        """One that is not like the best."""
+        if self.second is None or one.key() < self.second.key():
             self.second = one
 
     @staticmethod
@@ -229,6 +246,7 @@ def _conclude(run: RunSpec, found: _Found, considered: int, total: int) -> Searc
         fastest=fastest,
         considered=considered,
         fits=found.fits,
+        equals=found.equals,
         total=total,
     )
 
@@ -257,7 +275,7 @@ def difference(run: RunSpec, best: Option, other: Option) -> str:
     parts = sorted((part for part in change if abs(change[part]) > large), key=lambda part: -abs(change[part]))[:3]
     slower = other.seconds - best.seconds
     costs = [f"{change[part]:+.3g} s {part.replace('_', ' ')}" for part in parts]
-    if slower <= 1e-9 * best.seconds:
+    if slower <= 1e-6 * best.seconds:
         more = (other.peak - best.peak) / 2**30
         end = f"as fast, with {more:.1f} GiB more" if more > 0.05 else "as fast and as large"
     else:
