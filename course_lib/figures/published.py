@@ -62,7 +62,7 @@ def _row_of_numbers(fig: Figure, found: Sequence[Comparison]) -> None:
     """What the two halves have reached."""
     entries = []
     for half in ("fitted", "held out"):
-        of_half = [one for one in found if one.row.half == half]
+        of_half = [one.error for one in found if one.row.half == half]
         if of_half:
             reached = summary(of_half)
             entries.append((f"{reached['median']:.1%}", f"median error, {half} ({reached['rows']:.0f} rows)"))

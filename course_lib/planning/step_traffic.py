@@ -68,12 +68,23 @@ def around(ranks: Number) -> Number:
 def tensor_bytes(
     model: ModelSpec, sequence: int, cut: Cut, *, sequence_parallel: bool, recompute: str
 ) -> dict[str, Number]:
-    """Of tensor parallelism. Recomputing all repeats what forward sends: 2 of 4 all-reduces, or 2 of 5 halves."""
+    """Of tensor parallelism. Recomputing all repeats what forward sends: 2 of 4 all-reduces, or 2 of 5 halves.
+
+    With sequence parallelism the gradients of the norms are summed too: once a step, and so of no token.
+    """
     regather = "regather" if sequence_parallel else None
-    unit = tensor_sent(model.layers, 1, model.width, model.vocab, 2, sequence=regather, loss_parallel=True)  # type: ignore[arg-type]
+    one, two = (
+        tensor_sent(model.layers, tokens, model.width, model.vocab, 2, sequence=regather, loss_parallel=True)  # type: ignore[arg-type]
+        for tokens in (1, 2)
+    )
     repeated = (7 / 5 if sequence_parallel else 3 / 2) if recompute == "all" else 1.0
-    tokens = cut.micro_batches * cut.micro_batch * sequence / (cut.context * cut.pipeline)
-    return {kind: 2 * sent * _ACTIVATION * repeated * tokens * around(cut.tensor) for kind, sent in unit.items()}
+    tokens = cut.micro_batches * cut.micro_batch * sequence / cut.context
+    sent: dict[str, Number] = {}
+    for kind in one:
+        of_token, of_step = two[kind] - one[kind], 2 * one[kind] - two[kind]
+        elements = of_token * repeated * tokens + of_step
+        sent[kind] = 2 * elements * _ACTIVATION / cut.pipeline * around(cut.tensor)
+    return sent
 
 
 def context_bytes(model: ModelSpec, sequence: int, cut: Cut, *, form: str) -> dict[str, Number]:

@@ -38,7 +38,7 @@ from course_lib.planning.step_traffic import (
 
 __all__ = ["EFFICIENCY", "StepTime", "efficiency", "predict", "step_seconds"]
 
-EFFICIENCY = {"A100": 0.716, "H100": 0.602}
+EFFICIENCY = {"A100": 0.71, "H100": 0.595}
 """Share of the best measured matrix product that a step's products reach, by chip. Fitted by `published.fit`, on every
 second row of the published tables of that chip; which rows, by which rule and how far off the others are is there."""
 
