@@ -40,7 +40,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .
 th, td { padding: .22rem .8rem .22rem 0; text-align: left; vertical-align: top; }
 th { font-weight: 600; font-size: .85rem; color: var(--soft); border-bottom: 1px solid var(--line); }
 td.n, th.n { text-align: right; white-space: nowrap; }
-.wide td { border-bottom: 1px solid var(--line); min-width: 3rem; }
+.wide td { border-bottom: 1px solid var(--line); }
+.wide td:not(.n):not(:first-child) { min-width: 11rem; }
 .facts th { border: 0; font-weight: 400; white-space: nowrap; font-size: .93rem; }
 .facts td.n { font-weight: 600; }
 .facts td.s { color: var(--soft); }
@@ -71,7 +72,7 @@ def page(plan: Plan, before: Iterable[Section] = ()) -> str:
     """The whole page; `before`: sections that come before the plan's own."""
     what, _ = headline(plan)
     name, _, rest = what.partition(": ")
-    body = "\n".join(_section(section) for section in [*before, *report(plan)])
+    body = "\n".join(_section(section) for section in [*before, *report(plan, stages=64)])
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -97,7 +98,7 @@ def _key(plan: Plan) -> str:
         ("device-hours", count(time.device_hours) if ends else "-", ""),
         ("MFU, " + ("assumed" if time.assumed else "predicted"), percent(time.mfu), ""),
         (
-            f"fullest device, of {gib(memory.limit)} GiB",
+            f"memory, of {gib(memory.limit)} GiB",
             f"{gib(memory.peak)} GiB",
             "good" if memory.fits else "bad",
         ),
@@ -112,7 +113,9 @@ def _key(plan: Plan) -> str:
 def _section(section: Section) -> str:
     parts = [f"<section>\n<h2>{escape(section.title)}</h2>"]
     if section.points:
-        items = (f"<li><b>{escape(what)}</b>{escape(remedy)}</li>" for what, remedy in section.points)
+        items = (
+            f"<li><b>{escape(what)}</b>{'→ ' if remedy else ''}{escape(remedy)}</li>" for what, remedy in section.points
+        )
         parts.append('<ol class="risks">' + "\n".join(items) + "</ol>")
     parts += [_facts(section.facts)] if section.facts else []
     parts += [_bars(section.bars)] if section.bars else []

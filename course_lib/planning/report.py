@@ -91,12 +91,12 @@ def headline(plan: Plan) -> tuple[str, str]:
     return what, f"{end}{hours}{cost}; MFU {percent(plan.time.mfu)}; {memory}"
 
 
-def report(plan: Plan) -> list[Section]:
-    """Every section, the risks first and the recovery drill last."""
+def report(plan: Plan, stages: int = 5) -> list[Section]:
+    """Every section, the risks first and the recovery drill last. stages: of more, only some are shown."""
     return [
         _risks(plan),
         _time(plan),
-        _memory(plan),
+        _memory(plan, stages),
         _model(plan),
         _layout(plan),
         _traffic(plan),
@@ -141,9 +141,9 @@ def _cost(plan: Plan) -> str:
     return f"cost {plan.time.cost:,.0f} at {price:g} an hour"
 
 
-def _memory(plan: Plan) -> Section:
+def _memory(plan: Plan, most: int) -> Section:
     memory, stages = plan.memory, plan.memory.stages
-    shown = _some([stage.stage for stage in stages], memory.worst)
+    shown = _some([stage.stage for stage in stages], memory.worst, most)
     names = [part for part in stages[0].parts if any(stage.parts.get(part, 0) > 0 for stage in stages)]
     rows = tuple(
         Bar(
@@ -163,9 +163,9 @@ def _memory(plan: Plan) -> Section:
     return Section("Memory of a device, GiB", tuple(facts), Bars(rows, memory.limit, limit), notes=notes)
 
 
-def _some(stages: Sequence[int], worst: int) -> list[int]:
+def _some(stages: Sequence[int], worst: int, most: int) -> list[int]:
     """All of a few stages; of many the first two, the worst and the last."""
-    return list(stages) if len(stages) <= 5 else sorted({stages[0], stages[1], worst, stages[-1]})
+    return list(stages) if len(stages) <= most else sorted({stages[0], stages[1], worst, stages[-1]})
 
 
 def _model(plan: Plan) -> Section:

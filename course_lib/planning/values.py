@@ -136,7 +136,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int) and abs(value) >= 10**18:
-        return f"a number of {int(abs(value).bit_length() * math.log10(2)) + 1} digits"
+        return f"a number of about {math.ceil(math.log10(abs(value)))} digits"
     if isinstance(value, float):
         return f"{value:.6g}"
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else " ".join(str(value).split())
@@ -144,7 +144,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:36] + " ..."
 
 
-_NUMBER = re.compile(r"([-+]?(?:\d[\d_, ]*)?\.?\d+(?:e[-+]?\d+)?)\s*([a-zµ%][a-z/%*0-9 ]*)?", re.IGNORECASE)
+_NUMBER = re.compile(r"([-+]?(?:\d[\d_,]*)?\.?\d+(?:e[-+]?\d+)?)\s*([a-zµ%][a-z/%*0-9 ]*)?", re.IGNORECASE)
 _TIMES = {"k": 1e3, "m": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
 _UNITS: tuple[tuple[str, dict[str, float]], ...] = (
     # The GB of a GPU's data sheet are GiB: memory stacks come in powers of two.
@@ -163,14 +163,15 @@ _UNITS: tuple[tuple[str, dict[str, float]], ...] = (
 def number_in(text: str, unit: str = "") -> float | None:
     """The number of a text that should have been one, in this unit of `RANGES`: None where there is none.
 
-    "80 GB" is 80 in GiB, "400 Gbit/s" is 50 in GB/s, "15T" is 15e12.
+    "80 GB" is 80 in GiB, "400 Gbit/s" is 50 in GB/s, "15T" is 15e12; with a unit that we do not know it is None.
     """
     match = _NUMBER.fullmatch(text.strip()) if len(text) <= 60 else None
     if match is None:
         return None
     said = (match[2] or "").strip()
     known = next((table for name, table in _UNITS if unit.startswith(name)), _TIMES)
-    number = float(re.sub("[_, ]", "", match[1])) * known.get(said, known.get(said.lower(), 1.0))
+    times = 1.0 if not said else known.get(said, known.get(said.lower(), math.nan))
+    number = float(re.sub("[_,]", "", match[1])) * times
     return number if math.isfinite(number) else None
 
 
