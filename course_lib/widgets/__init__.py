@@ -3,6 +3,7 @@
 from course_lib.widgets.accumulator import accumulator_explorer
 from course_lib.widgets.batch_calculator import batch_calculator
 from course_lib.widgets.bubble import bubble_explorer
+from course_lib.widgets.capacity import capacity_explorer
 from course_lib.widgets.checkpoint_explorer import checkpoint_explorer
 from course_lib.widgets.controls import ChoiceControl, FloatControl, IntControl, TextControl
 from course_lib.widgets.crossover import crossover_explorer
@@ -32,6 +33,7 @@ __all__ = [
     "accumulator_explorer",
     "batch_calculator",
     "bubble_explorer",
+    "capacity_explorer",
     "checkpoint_explorer",
     "crossover_explorer",
     "diagnosis_table",
