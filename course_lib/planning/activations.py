@@ -47,6 +47,8 @@ class HeadBytes(NamedTuple):
     """Kept from forward to backward, without the logits."""
     loss: Any
     """The logits' log-softmax and two gradients of it, all FP32: what cross entropy's backward has at once."""
+    log_softmax: Any
+    """The part of it that a loss keeps."""
     at_norm: Any
     """Inside the norm's backward, beside what blocks have kept: what it has kept, its gradients."""
 
@@ -122,8 +124,9 @@ def head_bytes(
 ) -> HeadBytes:
     """The last norm, output layer and cross entropy. split_loss: tensor-parallel ranks share out the vocabulary."""
     stream, d = 1 / tensor if sequence_parallel else 1, model.width
-    norm, loss = _norm(model, width, fused_norm), 12 * model.vocab / (tensor if split_loss else 1)
-    return HeadBytes(norm.kept * stream + width * d, loss, (norm.kept + width * d + norm.made) * stream)
+    norm, scores = _norm(model, width, fused_norm), 4 * model.vocab / (tensor if split_loss else 1)
+    at_norm = (norm.kept + width * d + norm.made) * stream
+    return HeadBytes(norm.kept * stream + width * d, 3 * scores, scores, at_norm)
 
 
 def korthikanti_activation_bytes(

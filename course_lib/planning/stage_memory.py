@@ -149,7 +149,6 @@ def stage_bytes(
         "optimizer": stays("optimizer", held, kind.master + kind.moments),
     }
     gradients = stays("gradients", held, kind.gradients)
-    there = m > 1  # gradients of earlier micro-batches
 
     # What comes and goes where the model is sharded.
     whole, cut = "weights" in form.sharded, "gradients" in form.sharded
@@ -174,9 +173,14 @@ def stage_bytes(
     kept = {mixture: tokens * block.kept[recompute] for mixture, block in blocks.items()}
     at_once = in_flight(schedule, rank=rank, pipeline=p, micro_batches=m, chunks=v)
     edge = width * model.width * tokens * (1 / tensor if sequence_parallel else 1)  # what a stage gives on, and keeps
-    activations = at_once / v * (dense * kept[False] + (mine - dense) * kept[True])
-    activations = activations + edge * (at_once - 1 * last) * (p * v > 1)
+    pair = (dense * kept[False] + (mine - dense) * kept[True]) / v  # one micro-batch in one chunk
     top = head_bytes(model, split_loss=split_loss, **settings)
+    others = last * (np.where(schedule == "gpipe", m, 1) - 1) * tokens  # whose loss waits for its backward as well
+    # Are gradients of earlier micro-batches there when most activations are? Where a rank holds all at once they are
+    # not; then the second backward is the worse moment if gradients are more than what the first one has freed.
+    late = (at_once == m * v) & (m > 1) & (gradients > pair + edge)
+    there = (at_once < m * v) | late
+    activations = (at_once - late) * pair + edge * (at_once - late - last) * (p * v > 1) + others * top.kept
 
     adding = there & (not cut)
     work = {
@@ -207,6 +211,7 @@ def stage_bytes(
             **rest,
             "gradients": np.where(there, gradients, done[moment]) + own + of_head * (cut or moment == "backward"),
             "activations": activations_there[moment] + np.minimum(0, made),
+            "logits": others * top.log_softmax * (moment == "backward"),
             "working": np.maximum(0, made),
             "gathered": around + unit + beside[moment],
         }
@@ -216,18 +221,20 @@ def stage_bytes(
     return {
         "forward": {
             **before,
-            "logits": tokens * last * width * (model.vocab / tensor + (0 if split_loss else 2 * model.vocab)),
+            "logits": tokens * last * width * (model.vocab / tensor + (0 if split_loss else 2 * model.vocab))
+            + others * top.log_softmax,
             "gathered": around + unit + (not_dropped + unit if keeps else 0),
         },
         "loss": {
             **before,
-            "logits": tokens * last * top.loss,
+            "logits": tokens * last * top.loss + others * top.log_softmax,
             "gathered": around + unit + not_dropped if keeps else 0 * unit,
         },
         "last norm": {
             **rest,
             "gradients": gradients * there + of_head,
             "activations": activations,
+            "logits": others * top.log_softmax,
             "working": tokens * last * top.at_norm,
             "gathered": around + unit + not_dropped,
         },
