@@ -106,6 +106,9 @@ def _table(table: Table, width: int) -> list[str]:
     table = Table(table.header[:cut], tuple(row[:cut] for row in table.rows), table.words)
     last = len(table.header) - 1
     wide = [max(len(row[place]) for row in (table.header, *table.rows)) for place in range(last + 1)]
+    if 2 + sum(wide) + 2 * last > width:  # headers over several lines
+        words = [max(map(len, cell.split() or [""])) for cell in table.header]
+        wide = [max(words[place], *(len(row[place]) for row in table.rows)) for place in range(last + 1)]
     if last in table.words:
         wide[last] = max(20, width - 2 - sum(wide[:last]) - 2 * last)
     lines = []

@@ -79,10 +79,10 @@ def headline(plan: Plan) -> tuple[str, str]:
     """What is planned, and what comes out, in a line each."""
     run, hardware = plan.run, plan.run.hardware
     device = hardware.device or "devices"
-    size = count(plan.parameters.total) + " parameters"
+    large = count(plan.parameters.total) + " parameters"
     if plan.parameters.active != plan.parameters.total:
-        size += f" ({count(plan.parameters.active)} active)"
-    what = f"{run.name}: {size}, {count(run.data.tokens)} tokens, {hardware.devices:,} x {device}"
+        large += f" ({count(plan.parameters.active)} active)"
+    what = f"{run.name}: {large}, {count(run.data.tokens)} tokens, {hardware.devices:,} x {device}"
     end = "it never ends" if plan.time.hours == float("inf") else f"{days(plan.time.hours)}"
     hours = "" if plan.time.hours == float("inf") else f", {count(plan.time.device_hours)} device-hours"
     cost = "" if plan.time.cost is None else f", cost {count(plan.time.cost)}"
@@ -144,7 +144,7 @@ def _cost(plan: Plan) -> str:
 def _memory(plan: Plan, most: int) -> Section:
     memory, stages = plan.memory, plan.memory.stages
     shown = _some([stage.stage for stage in stages], memory.worst, most)
-    names = [part for part in stages[0].parts if any(stage.parts.get(part, 0) > 0 for stage in stages)]
+    names = dict.fromkeys(part for stage in stages for part, size in stage.parts.items() if size > 0)
     rows = tuple(
         Bar(
             f"stage {stage.stage}" if len(stages) > 1 else "a device",

@@ -39,52 +39,120 @@ def refused(run):
 # (what is changed in a legal run, what the error says, a change that it offers)
 CASES = [
     (dict(model__heads=60), "model.heads = 60 does not divide model.width = 8192; try heads = 32 or 64", None),
-    (dict(model__kv_heads=7), "model.kv_heads = 7 does not divide model.heads = 64; try 4 or 8", dict(model__kv_heads=8)),
-    (dict(model__positions=4096), "data.sequence = 8192 is longer than model.positions = 4096", dict(data__sequence=4096)),
+    (
+        dict(model__kv_heads=7),
+        "model.kv_heads = 7 does not divide model.heads = 64; try 4 or 8",
+        dict(model__kv_heads=8),
+    ),
+    (
+        dict(model__positions=4096),
+        "data.sequence = 8192 is longer than model.positions = 4096",
+        dict(data__sequence=4096),
+    ),
     (dict(model__active_experts=2), "model.active_experts = 2 without experts", dict(model__active_experts=0)),
     (dict(model__expert_ffn=64), "model.expert_ffn = 64 without experts", dict(model__expert_ffn=None)),
-    (dict(layout__data=32), "and hardware.devices = 512; try layout.data = 16, or hardware.devices = 1024",
-     dict(layout__data=16)),
-    (dict(layout__data=32), "data 32 x tensor 8 x pipeline 4 x context 1 are 1024 devices", dict(hardware__devices=1024)),
+    (
+        dict(layout__data=32),
+        "and hardware.devices = 512; try layout.data = 16, or hardware.devices = 1024",
+        dict(layout__data=16),
+    ),
+    (
+        dict(layout__data=32),
+        "data 32 x tensor 8 x pipeline 4 x context 1 are 1024 devices",
+        dict(hardware__devices=1024),
+    ),
     (dict(hardware__devices=500), "try hardware.devices = 480 or 512", dict(hardware__devices=512)),
-    (dict(data__global_batch=500), "data.global_batch = 500 is not divisible by data 16 x micro_batch 1 = 16 sequences; "
-     "try global_batch = 496 or 512, or layout.data = 10 or 20", dict(data__global_batch=512)),
+    (
+        dict(data__global_batch=500),
+        "data.global_batch = 500 is not divisible by data 16 x micro_batch 1 = 16 sequences; "
+        "try global_batch = 496 or 512, or layout.data = 10 or 20",
+        dict(data__global_batch=512),
+    ),
     (dict(layout__micro_batch=3), "or layout.micro_batch = 2 or 4", dict(layout__micro_batch=4)),
     (dict(data__global_batch=8), "try global_batch = 16", dict(data__global_batch=128)),
-    (dict(data__tokens=1000.0), "data.tokens = 1000 are not one update: global_batch x sequence = 4,194,304",
-     dict(data__tokens=4.19e9)),
-    (dict(layout__tensor=3, layout__pipeline=1, layout__chunks=1, layout__schedule="1f1b", hardware__devices=48),
-     "layout.tensor = 3 does not share out model.heads = 64 with kv_heads = 8; try 2 or 4",
-     dict(layout__tensor=4, hardware__devices=64)),
-    (dict(model__ffn=28673), "layout.tensor = 8 does not divide model.ffn = 28673; try 1 or 53", dict(model__ffn=28672)),
-    (dict(data__sequence=8191), "layout.sequence_parallel cuts 8191 tokens over layout.tensor = 8, which does not divide "
-     "them; try sequence = 8176 or 8192", dict(data__sequence=8192)),
+    (
+        dict(data__tokens=1000.0),
+        "data.tokens = 1000 are not one update: global_batch x sequence = 4,194,304",
+        dict(data__tokens=4.19e9),
+    ),
+    (
+        dict(layout__tensor=3, layout__pipeline=1, layout__chunks=1, layout__schedule="1f1b", hardware__devices=48),
+        "layout.tensor = 3 does not share out model.heads = 64 with kv_heads = 8; try 2 or 4",
+        dict(layout__tensor=4, hardware__devices=64),
+    ),
+    (
+        dict(model__ffn=28673),
+        "layout.tensor = 8 does not divide model.ffn = 28673; try 1 or 53",
+        dict(model__ffn=28672),
+    ),
+    (
+        dict(data__sequence=8191),
+        "layout.sequence_parallel cuts 8191 tokens over layout.tensor = 8, which does not divide "
+        "them; try sequence = 8176 or 8192",
+        dict(data__sequence=8192),
+    ),
     (dict(data__sequence=8191), "or sequence_parallel = false", dict(layout__sequence_parallel=False)),
-    (dict(layout__context=3, layout__data=1, hardware__devices=96, layout__tensor=8),
-     "layout.context = 3: each rank has two pieces of the sequence, and data.sequence = 8192 is not divisible by 2 x 3; "
-     "try context = 2 or 4, or sequence = 8190 or 8196", dict(layout__context=4, hardware__devices=128)),
+    (
+        dict(layout__context=3, layout__data=1, hardware__devices=96, layout__tensor=8),
+        "layout.context = 3: each rank has two pieces of the sequence, and data.sequence = 8192 is not divisible by "
+        "2 x 3; "
+        "try context = 2 or 4, or sequence = 8190 or 8196",
+        dict(layout__context=4, hardware__devices=128),
+    ),
     (dict(layout__expert=2), "layout.expert = 2 without experts in the model; try expert = 1", dict(layout__expert=1)),
-    (dict(layout__recipe="adamw"), 'layout.recipe = "adamw" is unknown; did you mean', dict(layout__recipe="adamw-16bit")),
-    (dict(layout__recipe="inference-16bit"), 'layout.recipe = "inference-16bit" trains nothing (there are: sgd-fp32',
-     dict(layout__recipe="sgd-fp32")),
-    (dict(layout__replicas=4), 'layout.replicas = 4 belongs to sharding = "hsdp", not "zero1"', dict(layout__replicas=1)),
-    (dict(layout__sharding="hsdp"), "layout.replicas = 1 must divide layout.data = 16 and be 2 or more for hsdp; try 2",
-     dict(layout__replicas=2)),
+    (
+        dict(layout__recipe="adamw"),
+        'layout.recipe = "adamw" is unknown; did you mean',
+        dict(layout__recipe="adamw-16bit"),
+    ),
+    (
+        dict(layout__recipe="inference-16bit"),
+        'layout.recipe = "inference-16bit" trains nothing (there are: sgd-fp32',
+        dict(layout__recipe="sgd-fp32"),
+    ),
+    (
+        dict(layout__replicas=4),
+        'layout.replicas = 4 belongs to sharding = "hsdp", not "zero1"',
+        dict(layout__replicas=1),
+    ),
+    (
+        dict(layout__sharding="hsdp"),
+        "layout.replicas = 1 must divide layout.data = 16 and be 2 or more for hsdp; try 2",
+        dict(layout__replicas=2),
+    ),
     (dict(layout__sharding="hsdp", layout__replicas=3), "try 2 or 4, or sharding", dict(layout__replicas=4)),
-    (dict(layout__schedule="1f2b"), 'layout.schedule = "1f2b" is unknown; did you mean \'1f1b\'?',
-     dict(layout__schedule="1f1b", layout__chunks=1)),
-    (dict(layout__chunks=21), "layout.pipeline = 4 x chunks 21 = 84 stages are more than model.layers = 80; try pipeline = "
-     "3 or fewer, or chunks = 20", dict(layout__chunks=20)),
+    (
+        dict(layout__schedule="1f2b"),
+        "layout.schedule = \"1f2b\" is unknown; did you mean '1f1b'?",
+        dict(layout__schedule="1f1b", layout__chunks=1),
+    ),
+    (
+        dict(layout__chunks=21),
+        "layout.pipeline = 4 x chunks 21 = 84 stages are more than model.layers = 80; try pipeline = "
+        "3 or fewer, or chunks = 20",
+        dict(layout__chunks=20),
+    ),
     (dict(model__layers=3, layout__chunks=2), "try pipeline = 1 or fewer", dict(model__layers=8)),
-    (dict(layout__schedule="1f1b"), "layout.chunks = 5: 1f1b has one chunk on a rank, not chunks=5", dict(layout__chunks=1)),
+    (
+        dict(layout__schedule="1f1b"),
+        "layout.chunks = 5: 1f1b has one chunk on a rank, not chunks=5",
+        dict(layout__chunks=1),
+    ),
     (dict(layout__chunks=1), "interleaved needs chunks=2 or more", dict(layout__chunks=2)),
     (dict(layout__schedule="zbv", layout__chunks=3), "zbv has two chunks on a rank", dict(layout__chunks=2)),
-    (dict(layout__schedule="dualpipev", layout__chunks=2, data__global_batch=16), 'layout.schedule = "dualpipev" with '
-     "pipeline = 4 has no order for 1 micro-batches (data.global_batch / (data x micro_batch)); it has one for 8: try "
-     "data.global_batch = 128", dict(data__global_batch=128)),
-    (dict(data__global_batch=144), "interleaved\" with pipeline = 4 has no order for 9 micro-batches",
-     dict(data__global_batch=128)),
-]  # fmt: skip
+    (
+        dict(layout__schedule="dualpipev", layout__chunks=2, data__global_batch=16),
+        'layout.schedule = "dualpipev" with '
+        "pipeline = 4 has no order for 1 micro-batches (data.global_batch / (data x micro_batch)); it has one for 8: "
+        "try data.global_batch = 128",
+        dict(data__global_batch=128),
+    ),
+    (
+        dict(data__global_batch=144),
+        'interleaved" with pipeline = 4 has no order for 9 micro-batches',
+        dict(data__global_batch=128),
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +198,7 @@ def test_the_two_chunks_of_a_v_are_written_out():
 
 
 def test_uneven_stages_and_replicated_heads_of_keys_are_legal():
-    """70 layers over 12 stages as BLOOM has them; one head of keys on 12 ranks as PaLM has it; 16 ranks, 8 such heads."""
+    """70 layers over 12 stages as in BLOOM; one head of keys on 12 ranks as in PaLM; 16 ranks and 8 such heads."""
     check(preset("bloom-176b"))
     check(preset("palm-540b"))
     check(changed(RUN, layout__tensor=16, layout__data=8))
