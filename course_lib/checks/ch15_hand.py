@@ -103,6 +103,7 @@ HAND = Exercise(
         "peak-is-reached": "devices compute at their peak",
         "mfu-shortens": "utilisation multiplies the time",
         "one-device-works": "the time is that of one device",
+        "per-day-is-per-hour": "a day has one hour",
     },
 )
 

@@ -221,7 +221,7 @@ def _dear(made: Plan, best: Plan, before: str) -> Wrong:
         ),
         "data_traffic": ("sharding-is-free", "what do the data-parallel ranks send, and what hides it?"),
     }
-    rule, text = beliefs.get(worst, (None, "which axis makes the products small, or the step long?"))
+    rule, text = beliefs.get(worst, (None, "what cuts the work unevenly, or makes a device wait?"))
     name = worst.replace("_", " ")
     return Wrong(f"{before}. {share:.0%} of its step is {name}: {text}", rule)
 

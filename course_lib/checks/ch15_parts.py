@@ -109,7 +109,7 @@ def _fits(part: Number | Letter, value: Any) -> bool:
 
 def _wrong_number(part: Number, value: float, known: Mapping[str, str]) -> Wrong:
     for rule, guess, text in part.guesses:
-        told_apart = not math.isclose(guess, part.right, rel_tol=3 * part.tolerance + 1e-6)
+        told_apart = not math.isclose(guess, part.right, rel_tol=2 * part.tolerance + 1e-6)
         if told_apart and math.isclose(value, guess, rel_tol=max(part.tolerance, 1e-6)):
             return Wrong(f"{value:.4g}: {text}", rule if rule in known else None)
     if part.units:

@@ -97,7 +97,7 @@ def state_cases(seed: int) -> list[Case]:
         case("ZeRO-1 without another cut", "zero1", 32, 1, 1, 24),
         case("ZeRO-1, tensor 8", "zero1", 16, 8, 1, 40, 0.9),
         case("ZeRO-1, tensor 4, 8 stages", "zero1", 8, 4, 8, 48, 0.5),
-        case("ZeRO-1, a heavy head", "zero1", 8, 2, 4, 32, 3.0),
+        case("ZeRO-1, a heavy head", "zero1", 8, 2, 4, 32, 2.5),
         case("ZeRO-1, layers that do not divide", "zero1", 4, 8, 4, 30, 0.0),
         case("data parallel in 4 stages", "ddp", 8, 1, 4, 34, 9.0),
         case("FSDP over all", "fsdp", 256, 1, 1, 80),
@@ -124,11 +124,6 @@ def state_judge(case: Case, returned: Any) -> Wrong | None:
     for factor, unit in ((1e9, "GB"), (2**30, "GiB")):
         if _near(returned * factor, right, 1e-3):
             return Wrong(f"{returned:.4g}: those are {unit}; bytes are asked for")
-    total = 18 * (case["embedding"] + case["layer"] * case["layers"] + case["head"])
-    if _near(returned, total / (case["data"] * case["tensor"] * case["pipeline"])) and case["strategy"] != "fsdp":
-        return Wrong(
-            f"{returned:.4g} bytes: that is all state, over all devices. Is nothing held twice?", "nothing-twice"
-        )
     return Wrong(
         f"{returned:.4g} bytes: make a list for each stage: its layers, its ends; then each category and its cut"
     )
@@ -160,6 +155,5 @@ STATE = Exercise(
         "nothing-is-shared": "sharding changes who computes, not what is held",
         "gradients-in-16-bit": "gradients have the format of the weights",
         "forgets-the-master": "the optimizer is its two averages",
-        "nothing-twice": "the devices together hold the state once",
     },
 )
