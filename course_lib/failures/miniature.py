@@ -49,6 +49,7 @@ __all__ = [
     "Strike",
     "config",
     "draw",
+    "only",
     "replay",
     "run_through",
     "usable",
@@ -302,6 +303,11 @@ def draw(seed: int = SEED, mean: float = MEAN, kinds: Sequence[str] = KINDS) -> 
     """When each strikes: gaps of a device that does not age, `mean` steps on average. Whole steps, rounded down."""
     rng = np.random.default_rng(stream_seed(seed, "when it strikes"))
     return tuple(Strike(kind, int(gap)) for kind, gap in zip(kinds, rng.exponential(mean, len(kinds)), strict=True))
+
+
+def only(strikes: Sequence[Strike], kind: str) -> tuple[Strike, ...]:
+    """The same times, and every strike of one kind."""
+    return tuple(replace(one, kind=kind) for one in strikes)
 
 
 def replay(strikes: Sequence[Strike], every: int = CADENCE, steps_of_run: int = STEPS) -> Replayed:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from course_lib.figures.style import (
     COLORS,
     end_labels,
     ink,
-    key,
     new_figure,
     new_panels,
     numbers,
@@ -50,15 +50,18 @@ def against_six_nd(
         ax.plot(at, ratio, "o", color=COLORS["ink"], markersize=6, markerfacecolor=COLORS["paper"], zorder=4)
         ax.set_xscale("log", base=2)
         ax.set_xlim(min(x), max(x))
-        ax.set_xticks(x, [f"{value:,.0f}" for value in x])
+        ax.set_xticks(at, [f"{value:,.0f}" for value in at])
         ax.minorticks_off()
         ax.set_xlabel(name)
+        ends = ax.get_xticklabels()
+        ends[0].set_horizontalalignment("left")
+        ends[-1].set_horizontalalignment("right")
         for value, height in counted[name]:
             right = value == max(at)
             ax.annotate(
                 f"{height:.2f}",
                 (value, height),
-                xytext=(-4 if right else 4, 9),
+                xytext=(-5 if right else 5, 9 if height > 0.99 else -17),
                 textcoords="offset points",
                 ha="right" if right else "left",
                 size=9.5,
@@ -66,7 +69,8 @@ def against_six_nd(
             )
     axes[0].set_ylim(0, 1.12 * max(ratio for points in counted.values() for _, ratio in points))
     axes[0].set_ylabel("counted FLOPs / 6ND")
-    key(axes[-1], list(PARTS.items()))
+    handles = [Patch(facecolor=tint(color, 0.75), label=name) for name, color in reversed(PARTS.items())]
+    axes[1 % len(axes)].legend(handles=handles, loc="upper left", frameon=False, fontsize=9.5, handlelength=1.0)
     if row:
         numbers(fig, row)
     return fig
@@ -85,37 +89,37 @@ def finishes(
     A ring stands where it first fits, a dot at the first number of devices that stays under `days`.
     """
     fig, ax = new_figure(title, subtitle, height=330)
-    lines = []
+    ax.axhline(days, color=COLORS["muted"], linewidth=1.4, linestyle=(0, (1, 2)))
     for index, (name, points) in enumerate(models.items()):
         x, y = zip(*points, strict=True)
         (line,) = ax.plot(x, y, **series(index))
-        color = line.get_color()
+        color = str(line.get_color())
         ax.plot(x[0], y[0], "o", color=color, markersize=10, markerfacecolor=COLORS["paper"], markeredgewidth=2)
         ax.annotate(
-            _time(y[0]),
+            f"{name}: {_time(y[0])}",
             (x[0], y[0]),
-            xytext=(9, 8),
+            xytext=(11, 18 if days / 3 < y[0] <= days else 5),  # over the dotted line
             textcoords="offset points",
             size=9.5,
-            color=ink(str(color)),
+            color=ink(color),
         )
         done = next(((n, d) for n, d in points if d <= days), None)
         if done is not None:
-            ax.plot(*done, "o", color=color, markersize=8, zorder=4)
-        lines.append((line, name))
-    ax.axhline(days, color=COLORS["muted"], linewidth=1.4, linestyle=(0, (1, 2)))
-    ax.annotate(
-        f"{days:g} days", (1, days), xycoords=("axes fraction", "data"), xytext=(-4, 7), textcoords="offset points",
-        ha="right", size=9.5, color=COLORS["muted"],
-    )  # fmt: skip
+            ax.plot(*done, "o", color=color, markersize=6, zorder=4)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ticks = [4**k for k in range(9) if 4**k <= 1.5 * max(n for points in models.values() for n, _ in points)]
+    most = max(n for points in models.values() for n, _ in points)
+    ticks = [4**k for k in range(9) if 4**k <= 1.5 * most]
     ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
+    low, high = (f(d for points in models.values() for _, d in points) for f in (min, max))
+    marks = [10.0**k for k in range(-3, 6) if low / 3 <= 10.0**k <= 3 * high]
+    ax.set_yticks(marks, [f"{d:,g}" for d in marks])
     ax.minorticks_off()
+    ax.set_ylim(low / 2, high * 3)
+    ax.annotate(f"{days:g} days", (most, days), xytext=(0, 6), textcoords="offset points", ha="right", size=9.5,
+                color=COLORS["muted"])  # fmt: skip
     ax.set_xlabel("devices")
     ax.set_ylabel("days of training")
-    end_labels(ax, lines)
     if row:
         numbers(fig, row)
     return fig
@@ -208,9 +212,10 @@ def stopped_run(
         top.axhline(at, color=COLORS["rule"], linewidth=0.8, zorder=0)
     for index, ((name, noticed, back), at) in enumerate(zip(stops, starts[1:], strict=True)):
         top.annotate(
-            f"{name}: from {noticed} back to {back}",
+            f"{name}: back to {back}",
             (at - 1, noticed - 1),
-            xytext=(at + 1, max(step) * (0.55 + 0.24 * index)),
+            xytext=(at - 1 - 3 * (index == 1), max(step) * (0.5 + 0.24 * index)),
+            ha="center",
             size=9.5,
             color=COLORS["muted"],
             arrowprops={"arrowstyle": "-|>", "color": COLORS["muted"], "linewidth": 1.0, "shrinkA": 2, "shrinkB": 4},
@@ -242,9 +247,9 @@ def lost_work(
     for index, (ax, (name, values)) in enumerate(zip(axes, draws.items(), strict=True)):
         count = np.bincount(np.asarray(values, dtype=int), minlength=int(most) + 1) / len(values)
         ax.bar(range(len(count)), 100 * count, width=0.82, color=tint(COLORS["blue"], 0.55))
-        ax.set_ylim(0, 118 * max(count))
+        ax.set_ylim(0, 150 * max(count))
         _line(ax, predicted, "Young and Daly", COLORS["ink"], index == 0)
-        _line(ax, float(np.mean(values)), f"mean {np.mean(values):.1f}", COLORS["blue"], True, low=0.72)
+        _line(ax, float(np.mean(values)), f"mean {np.mean(values):.1f}", COLORS["blue"], True, left=True)
         if index == len(draws) - 1:
             _line(ax, measured, f"measured: {measured:g}", COLORS["vermilion"], True)
         panel_title(ax, name)
@@ -255,11 +260,11 @@ def lost_work(
     return fig
 
 
-def _line(ax: Axes, at: float, text: str, color: str, named: bool, low: float = 0.88) -> None:
+def _line(ax: Axes, at: float, text: str, color: str, named: bool, *, left: bool = False) -> None:
     ax.axvline(at, color=color, linewidth=1.8)
     if named:
-        ax.annotate(text, (at, low), xycoords=("data", "axes fraction"), xytext=(5, 0), textcoords="offset points",
-                    size=9.5, color=ink(color))  # fmt: skip
+        ax.annotate(text, (at, 0.85), xycoords=("data", "axes fraction"), xytext=(-5 if left else 5, 0), size=9.5,
+                    textcoords="offset points", ha="right" if left else "left", color=ink(color))  # fmt: skip
 
 
 def off_by(
@@ -271,12 +276,13 @@ def off_by(
 ) -> Figure:
     """One row for each number, one tick for each run: the envelope's over the plan's, on an axis of powers of two."""
     fig, ax = new_figure(title, subtitle, height=90 + 44 * len(rows))
+    box = {"facecolor": COLORS["paper"], "edgecolor": "none", "pad": 1.0}
     for place, values in enumerate(rows.values()):
         ax.plot(values, [place] * len(values), "|", color=COLORS["blue"], markersize=16, alpha=0.45)
         middle = float(np.median(values))
         ax.plot(middle, place, "o", color=COLORS["vermilion"], markersize=7, zorder=4)
         ax.annotate(f"{middle:.2f}", (middle, place), xytext=(0, 12), textcoords="offset points", ha="center",
-                    size=9.5, color=ink(COLORS["vermilion"]))  # fmt: skip
+                    size=9.5, color=ink(COLORS["vermilion"]), bbox=box, zorder=5)  # fmt: skip
     ax.axvline(1, color=COLORS["ink"], linewidth=1.2, linestyle=(0, (4, 3)))
     ax.set_xscale("log", base=2)
     low, high = (f(f(values) for values in rows.values()) for f in (min, max))
