@@ -16,6 +16,7 @@ from course_lib.errors import ConfigError
 from course_lib.settings import nearest
 
 if TYPE_CHECKING:
+    from course_lib.planning.plan import Plan
     from course_lib.planning.search import Search
     from course_lib.planning.spec import RunSpec
 
@@ -83,23 +84,29 @@ def options_of(argv: Sequence[str]) -> Options:
         raise ConfigError(f"{what}{f'; did you mean {near}?' if near else ''}; see course plan --help") from None
 
 
-def run_of(name: str, settings: Sequence[str]) -> "RunSpec":
-    """The run of a file or a preset, with single values changed."""
-    from course_lib.planning.files import from_dict, read, with_settings
+def sections_of(name: str) -> dict[str, Any]:
+    """The sections of a preset or a file, not yet checked."""
+    from course_lib.planning.files import name_of, read
     from course_lib.planning.presets import preset_sections, presets
 
     if name in presets():
-        return from_dict(with_settings(preset_sections(name), settings))
+        return preset_sections(name)
     path = Path(name)
     if not (path.suffix or path.parent.name or path.exists()):
         raise ConfigError(
             f"there is no preset {name!r} and no such file{nearest(name, presets())} (course plan --list has them)"
         )
-    data = read(name)
-    try:
-        return from_dict({"name": path.stem or "run", **with_settings(data, settings)})
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
+    return {"name": name_of(path), **read(name)}
+
+
+def planned(options: Options, sections: dict[str, Any]) -> "tuple[Plan, Search | None]":
+    """The plan, after the search if there is to be one: then the layout of the file need not be legal."""
+    from course_lib.planning.files import from_dict, with_settings
+    from course_lib.planning.plan import plan
+
+    run = from_dict(with_settings(sections, options.set))
+    found = searched(run, options.quiet or options.json) if options.search else None
+    return (plan(run) if found is None else found.best.plan or plan(run)), found
 
 
 def listing() -> str:
@@ -155,25 +162,22 @@ def main(argv: Sequence[str]) -> int:
     ways = [word for word in ("json", "markdown", "html", "toml") if getattr(options, word)]
     if len(ways) > 1:
         raise ConfigError(f"--{ways[0]} and --{ways[1]} at once: choose one")
-    run = run_of(options.plan, options.set)
-    show(run, options)
+    sections = sections_of(options.plan)
+    try:
+        made, found = planned(options, sections)
+    except ConfigError as error:
+        where = f"{options.plan}: " if Path(options.plan).is_file() else ""
+        raise ConfigError(f"{where}{error}") from None
+    show(made, found, options)
     return 0
 
 
-def show(run: "RunSpec", options: Options) -> None:
-    """Plan the run and print it in the form that was asked for."""
-    from course_lib.planning.plan import plan
+def show(made: "Plan", found: "Search | None", options: Options) -> None:
+    """Print the plan, or write it, in the form that was asked for."""
+    from course_lib.planning.found import search_dict, search_sections
 
-    found = searched(run, options.quiet or options.json) if options.search else None
-    made = plan(run) if found is None else found.best.plan or plan(run)
-    before: list[Any] = []
-    if found is not None:
-        from course_lib.planning.found import search_sections
-
-        before = search_sections(found)
+    before = [] if found is None else search_sections(found)
     if options.json:
-        from course_lib.planning.found import search_dict
-
         print(json.dumps(made.as_dict() | ({} if found is None else {"search": search_dict(found)}), allow_nan=False))
     elif options.toml:
         from course_lib.planning.files import to_toml

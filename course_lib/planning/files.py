@@ -22,7 +22,7 @@ from course_lib.planning.spec import Assumptions, DataSpec, HardwareSpec, Layout
 from course_lib.planning.values import RANGES, Kind, check_value, kinds, shown
 from course_lib.settings import nearest
 
-__all__ = ["SECTIONS", "from_dict", "load", "loads", "merged", "read", "reads", "to_toml", "with_settings"]
+__all__ = ["SECTIONS", "from_dict", "load", "loads", "merged", "name_of", "read", "reads", "to_toml", "with_settings"]
 
 SECTIONS: dict[str, type] = {
     "model": ModelSpec,
@@ -224,8 +224,13 @@ def loads(text: str, name: str = "the text") -> RunSpec:
 
 def load(path: str | Path) -> RunSpec:
     """The run of a TOML file, called as the file unless it has a name."""
-    stem = Path(path).stem
-    return _named(read(path), shown(str(path))[1:-1], stem if stem.isprintable() and 0 < len(stem) <= 80 else "run")
+    return _named(read(path), shown(str(path))[1:-1], name_of(path))
+
+
+def name_of(path: str | Path) -> str:
+    """What a run is called whose file gives it no name."""
+    stem = "".join(letter for letter in Path(path).stem if letter.isprintable())[:80].strip()
+    return stem or "run"
 
 
 def _named(data: dict[str, Any], where: str, name: str) -> RunSpec:
