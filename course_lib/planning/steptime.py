@@ -14,6 +14,7 @@ clocks that drop under load, data loading, launching kernels, garbage collection
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from course_lib.errors import ConfigError
 from course_lib.parallel.schedule import FORMULAS
 from course_lib.planning.communication import batch_floor, crossover
 from course_lib.planning.flops import step_flops
+from course_lib.planning.in_flight import V_SHAPED, layers_on
 from course_lib.planning.spec import Assumptions, DataSpec, HardwareSpec, ModelSpec, RunSpec
 from course_lib.planning.step_memory import moved_bytes, update_bytes
 from course_lib.planning.step_traffic import (
@@ -118,11 +120,13 @@ def _exposed(seconds: Number, hidden: float, beside: Number) -> Number:
     return seconds - np.minimum(hidden * seconds, beside)
 
 
-def _slowest(layers: int, pipeline: Number, per_layer: float, head: float) -> Number:
-    """Work of the slowest stage over a stage's fair share. Where layers are uneven the last stage, which has the head,
-    has fewer; the embedding costs nothing."""
-    most, least = np.ceil(layers / pipeline), np.floor(layers / pipeline)
-    return np.maximum(most * per_layer, least * per_layer + head) * pipeline / (layers * per_layer + head)
+def _slowest(layers: int, cut: Cut, schedule: str, per_layer: float, head: float) -> Number:
+    """Work of the slowest stage over a stage's fair share. The first rank has the most layers, one has the head too;
+    the embedding costs nothing."""
+    words: dict[str, Any] = {"pipeline": cut.pipeline, "chunks": cut.chunks, "schedule": schedule}
+    most = layers_on(layers, rank=0, **words)
+    last = most if schedule in V_SHAPED else layers_on(layers, rank=cut.pipeline - 1, **words)
+    return np.maximum(most * per_layer, last * per_layer + head) * cut.pipeline / (layers * per_layer + head)
 
 
 def _data_seconds(
@@ -159,7 +163,7 @@ def _step(
     flops = step_flops(model, s, 1.0, recompute=recompute, stops_early=assume.recompute_stops_early)
     head, again = flops.parts["head"] / s, flops.recomputed / s
     in_layers = flops.model / s - head
-    slowest = _slowest(model.layers, pipeline, (in_layers + again) / model.layers, head)
+    slowest = _slowest(model.layers, cut, schedule, (in_layers + again) / model.layers, head)
     work = tokens / tensor / rates.products
     compute, recomputed = (in_layers + head) * work * slowest, again * work * slowest
 

@@ -107,6 +107,19 @@ def test_the_slowest_stage_sets_the_pace():
     assert big_head.parts["compute"] > 1.5 * fair.parts["compute"] / 4
 
 
+def test_in_a_v_the_first_rank_has_the_head_too():
+    model = replace(DENSE, layers=10, vocab=100_000)
+    straight, bent = (
+        predict(run(model, pipeline=4, sequences=16, schedule=name, chunks=chunks)).parts["compute"]
+        for name, chunks in (("1f1b", 1), ("zbv", 2))
+    )
+    flops = step_flops(model, 4096, 16)
+    head, layer = flops.parts["head"], (flops.model - flops.parts["head"]) / 10
+    rate = 989e12 * 0.8 * EFFICIENCY["H100"]
+    assert straight == pytest.approx(max(3 * layer, 2 * layer + head) / rate)  # layers 3, 3, 2, 2; the head on the last
+    assert bent == pytest.approx((3 * layer + head) / rate)  # stages 2 + 1, 2 + 1, 1 + 1, 1 + 1; the head on the first
+
+
 # --- traffic, against the formulas for the real number of ranks -----------------------------------------------------
 
 
@@ -245,6 +258,25 @@ def test_hidden_shares():
     assert fast.parts["tensor_traffic"] == 0 < slow.parts["tensor_traffic"]
     assert fast.parts["data_traffic"] == pytest.approx(slow.parts["data_traffic"] / 32)  # a layer's stays exposed
     assert fast.traffic == slow.traffic
+
+
+def test_a_ring_hides_behind_attention_and_a_gather_does_not():
+    ring, gather = (
+        predict(run(context=8, sequence=65536, sequences=1, context_form=form)) for form in ("ring", "all-gather")
+    )
+    assert ring.parts["context_traffic"] == 0
+    assert gather.parts["context_traffic"] == pytest.approx(sum(gather.traffic["context"].values()) / 450e9)
+    short = predict(run(context=16, sequence=512, sequences=1))  # across nodes, with little attention to hide behind
+    assert 0 < short.parts["context_traffic"] < sum(short.traffic["context"].values()) / 50e9
+
+
+def test_experts_on_other_nodes_go_over_the_network():
+    near, far = (predict(run(MIXTURE, data=64, expert=ranks)) for ranks in (8, 32))
+    sent = [step.traffic["expert"]["all_to_all"] for step in (near, far)]
+    assert near.parts["expert_traffic"] == pytest.approx(sent[0] / 450e9)
+    assert far.parts["expert_traffic"] == pytest.approx(sent[1] * 24 / 31 / 50e9)  # 8 of 32 are at home, one is itself
+    hidden = predict(run(MIXTURE, data=16, pipeline=4, expert=16, schedule="dualpipev", chunks=2, sequences=128))
+    assert hidden.parts["expert_traffic"] < hidden.traffic["expert"]["all_to_all"] / 50e9
 
 
 def test_tensor_parallelism_across_nodes_is_slower_by_the_bandwidth():
