@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import ceil, inf
+from math import ceil, floor, inf, log10
 from typing import TYPE_CHECKING
 
 from course_lib.planning._risk import LIMITS, Risk
@@ -19,6 +19,8 @@ __all__ = ["KINDS"]
 
 BEST_TOKENS = 20.0
 """A parameter, of the model that learns most from a given computing, about (Hoffmann et al. 2022, arXiv 2203.15556)."""
+HARDLY = 0.01
+"""A goodput below it is no run."""
 OUT_OF_REACH = 50.0
 """So many times faster storage is no remedy."""
 
@@ -27,7 +29,7 @@ def _failures(plan: Plan, near: Near) -> Iterator[Risk]:
     save, time = plan.cadence, plan.time
     write, mtbf, restart = save.write_seconds, save.mtbf_seconds, save.restart_seconds
     storage = plan.run.hardware.storage_gb_per_s or 0.0
-    if time.hours == inf or save.goodput < 0.01:
+    if time.hours == inf or save.goodput < HARDLY:
         text = (
             f"the run hardly moves: a failure every {mtbf / 60:.2g} minutes, {write / 60:.2g} minutes to write a "
             f"checkpoint and {restart / 60:.2g} to restart"
@@ -47,7 +49,7 @@ def _failures(plan: Plan, near: Near) -> Iterator[Risk]:
         if write > save.every_seconds:
             text += ", longer than the training between two"
         needed = _least_storage(plan, LIMITS["writing"])
-        yield Risk("writing", writing, writing, text, f"storage_gb_per_s = {needed:,.0f} (was {storage:,.0f})")
+        yield Risk("writing", writing, writing, text, f"storage_gb_per_s = {_up(needed)} (was {storage:g})")
 
 
 def _least_storage(plan: Plan, share: float) -> float:
@@ -72,7 +74,7 @@ def _better_goodput(plan: Plan, aim: float) -> str:
     ways = []
     if goodput_at(write / OUT_OF_REACH, mtbf, restart) >= aim:
         good = _largest(lambda w: goodput_at(w, mtbf, restart) >= aim, write)
-        ways.append(f"storage_gb_per_s = {ceil(save.checkpoint_bytes / good / 1e9):,}")
+        ways.append(f"storage_gb_per_s = {_up(save.checkpoint_bytes / good / 1e9)}")
     if goodput_at(write, mtbf, restart / OUT_OF_REACH) >= aim:
         good = _largest(lambda r: goodput_at(write, mtbf, r) >= aim, restart)
         ways.append(f"restart_minutes = {good / 60:.2g}")
@@ -80,6 +82,12 @@ def _better_goodput(plan: Plan, aim: float) -> str:
         good = _largest(lambda f: goodput_at(f * write, mtbf, f * restart) >= aim, 1.0)
         ways.append(f"writing and restarting both {1 / good:.2g} times as fast")
     return f"{' or '.join(ways)}: {aim:.1%} of the time is then training that stays (was {save.goodput:.1%})"
+
+
+def _up(number: float) -> str:
+    """Three digits, rounded up, so that it is enough."""
+    unit = 10.0 ** (floor(log10(number)) - 2)
+    return f"{ceil(number / unit - 1e-9) * unit:.12g}"
 
 
 def _largest(good: Callable[[float], bool], most: float) -> float:
@@ -103,7 +111,7 @@ def _cadence(plan: Plan, near: Near) -> Iterator[Risk]:
 
 def _long(plan: Plan, near: Near) -> Iterator[Risk]:
     days, most = plan.time.days, LIMITS["days"]
-    if not most < days < inf:
+    if not most < days < inf or plan.cadence.goodput < HARDLY:
         return
     run = plan.run
 
@@ -119,7 +127,7 @@ def _long(plan: Plan, near: Near) -> Iterator[Risk]:
         )
     else:
         remedy = f"{k * run.hardware.devices:,} devices with data = {k * run.layout.data}: {_days(plan, k):,.0f} days"
-    yield Risk("days", 1 + days / most / 100, days, f"the run takes {days:,.0f} days", remedy)
+    yield Risk("days", min(2.0, 1 + days / most / 100), days, f"the run takes {days:,.0f} days", remedy)
 
 
 def _days(plan: Plan, k: int) -> float:

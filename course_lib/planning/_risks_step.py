@@ -137,7 +137,7 @@ def _hides(step: StepTime) -> bool:
     return step.parts["data_traffic"] < LIMITS["data_traffic"] * step.seconds
 
 
-_NONE = "no two changes of the layout are faster and fit"
+_NONE = "no single change of the layout is faster and fits: --search looks at all layouts"
 
 
 def _less_of(plan: Plan, near: Near, part: str, aim: float) -> list[str]:

@@ -14,6 +14,7 @@ How many there are: n devices can be split over four axes in as many ways as the
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,9 +110,7 @@ def groups(run: RunSpec, space: Space | None = None, changes: int | None = None)
     tensor, pipeline, context or expert ranks or of sequences in a micro-batch. The data-parallel ranks follow.
     """
     space, here = space or Space(), run.layout
-    splits = _splits(run, space)
-    if changes is not None:
-        splits = _pick(splits, _changed(splits, here) <= changes)
+    splits = _splits(run, space, changes)
     for schedule in space.schedules:
         scheduled = _with_schedule(run, splits, schedule, space)
         for sharding in space.shardings:
@@ -136,8 +135,9 @@ def _changed(columns: "dict[str, Column]", here: LayoutSpec) -> "Column":
     return np.sum([columns[name] != getattr(here, name) for name in names], axis=0)  # type: ignore[no-any-return]
 
 
-def _splits(run: RunSpec, space: Space) -> "dict[str, Column]":
-    """Ways to split the devices and the batch that no schedule or sharding forbids."""
+def _splits(run: RunSpec, space: Space, changes: int | None) -> "dict[str, Column]":
+    """Ways to split the devices and the batch that no schedule or sharding forbids, within so many changes."""
+    here, most = run.layout, inf if changes is None else changes
     model, data, devices = run.model, run.data, run.hardware.devices
     kv_heads, split = key_value_heads(model), [model.heads]
     if not model.experts or model.dense_layers or model.expert_ffn is None:
@@ -156,7 +156,8 @@ def _splits(run: RunSpec, space: Space) -> "dict[str, Column]":
             for context in divisors(devices // tensor // pipeline):
                 if context > (space.most_context or context):
                     break
-                if not _sequence_fits(run, tensor, context):
+                moved = (tensor != here.tensor) + (pipeline != here.pipeline) + (context != here.context)
+                if moved > most or not _sequence_fits(run, tensor, context):
                     continue
                 ranks = devices // (tensor * pipeline * context)
                 if data.global_batch % ranks:
@@ -166,6 +167,7 @@ def _splits(run: RunSpec, space: Space) -> "dict[str, Column]":
                     (ranks, tensor, pipeline, context, expert, micro)
                     for expert in experts
                     for micro in divisors(data.global_batch // ranks)
+                    if moved + (expert != here.expert) + (micro != here.micro_batch) <= most
                 ]
     table = np.array(rows, dtype=np.int64).reshape(-1, 6)
     return dict(zip(("data", "tensor", "pipeline", "context", "expert", "micro_batch"), table.T, strict=True))

@@ -9,10 +9,10 @@
 A change is one of `layouts.groups`; the number of devices stays.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from math import inf, log2
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from course_lib.errors import ScheduleError
 from course_lib.parallel.schedule import bubble_formula
 from course_lib.planning import cadence
-from course_lib.planning.layouts import COLUMNS, Group, groups, price
+from course_lib.planning.layouts import COLUMNS, Group, Space, groups, price
 from course_lib.planning.spec import LayoutSpec, RunSpec
 from course_lib.planning.steptime import StepTime, predict
 
@@ -33,8 +33,6 @@ __all__ = ["Mended", "Near", "changes", "goodput_at", "least", "least_batch", "l
 
 MOST_CHANGES = 2
 """Beyond it is another layout, and `search` finds the best of all."""
-MOST_PREDICTED = 100
-"""So many of the fastest are predicted part by part; a plan has to answer at once."""
 
 
 class Mended(NamedTuple):
@@ -53,41 +51,60 @@ class Near:
     def __init__(self, run: RunSpec) -> None:
         self.run = run
 
+        layout = run.layout
+        # Recomputing attention's inner values saves nothing where it is fused.
+        modes = [
+            mode for mode in Space.recompute if mode in ("none", "all", layout.recompute) or not layout.fused_attention
+        ]
+        self._space = Space(recompute=tuple(modes))
+
     @cached_property
     def _one(self) -> "list[tuple[Group, Numbers, Numbers]]":
-        return [(group, *price(self.run, group)) for group in groups(self.run, changes=1)]
+        return [(group, *price(self.run, group)) for group in groups(self.run, self._space, changes=1)]
 
     @cached_property
     def _two(self) -> "list[tuple[Group, Numbers, Numbers]]":
-        return [(group, *price(self.run, group)) for group in groups(self.run, changes=MOST_CHANGES)]
+        return [(group, *price(self.run, group)) for group in groups(self.run, self._space, changes=MOST_CHANGES)]
 
-    def within(self, count: int, peak: float, seconds: float) -> list[Mended]:
+    def within(self, count: int, peak: float, seconds: float) -> Iterator[Mended]:
         """Those of one or two changes below both, fastest first; of those as fast, the one with the nearest numbers."""
-        found: list[tuple[float, float, Mended]] = []
-        for group, peaks, times in self._one if count == 1 else self._two:
-            for place in np.flatnonzero((peaks <= peak) & (times <= seconds)):
-                layout = group.layout(self.run, int(place))
-                mended = Mended(layout, float(peaks[place]), float(times[place]))
-                found.append((float(f"{times[place]:.3g}"), _distance(self.run.layout, layout), mended))
-        return [mended for *_, mended in sorted(found, key=lambda each: (*each[:2], each[2].seconds, each[2].peak))]
+        found = self._one if count == 1 else self._two
+        if not found:
+            return
+        peaks, times = (np.concatenate([each[k] for each in found]) for k in (1, 2))
+        far = np.concatenate([_distance(self.run.layout, group) for group, *_ in found])
+        ends = np.cumsum([group.size for group, *_ in found])
+        places = np.flatnonzero((peaks <= peak) & (times <= seconds))
+        digits = 10.0 ** (np.floor(np.log10(times)) - 2)  # three of them decide
+        for place in places[
+            np.lexsort([(each[places]) for each in (peaks, times, far, np.round(times / digits) * digits)])
+        ]:
+            which = int(np.searchsorted(ends, place, side="right"))
+            group = found[which][0]
+            layout = group.layout(self.run, int(place - ends[which] + group.size))
+            yield Mended(layout, float(peaks[place]), float(times[place]))
 
     def smaller(self, peak: float) -> Mended | None:
         """The fastest of those with the fewest changes that need at most `peak` bytes; None: none does."""
-        return next(iter(self.within(1, peak, inf) or self.within(MOST_CHANGES, peak, inf)), None)
+        for count in (1, MOST_CHANGES):
+            for mended in self.within(count, peak, inf):
+                return mended
+        return None
 
     def quicker(self, peak: float, seconds: float, good: Callable[[StepTime], bool]) -> Mended | None:
-        """The fastest of those with the fewest changes that need at most `peak` bytes, take at most `seconds`, and
-        whose predicted step is `good`; None: none is."""
-        for count in (1, MOST_CHANGES):
-            for mended in self.within(count, peak, seconds)[:MOST_PREDICTED]:
-                if good(predict(replace(self.run, layout=mended.layout))):
-                    return mended
+        """The fastest single change that needs at most `peak` bytes, takes at most `seconds`, and whose predicted step
+        is `good`; None: none is. A plan has to answer at once: two changes are left to a search."""
+        for mended in self.within(1, peak, seconds):
+            if good(predict(replace(self.run, layout=mended.layout))):
+                return mended
         return None
 
 
-def _distance(old: LayoutSpec, new: LayoutSpec) -> float:
+def _distance(old: LayoutSpec, group: Group) -> "Numbers":
     """By how many doublings the numbers differ."""
-    return sum(abs(log2(getattr(new, name) / getattr(old, name))) for name in COLUMNS)
+    return np.sum(  # type: ignore[no-any-return]
+        [np.abs(np.log2(group.columns[name] / getattr(old, name))) for name in COLUMNS], axis=0
+    )
 
 
 def changes(old: LayoutSpec, new: LayoutSpec) -> str:
