@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from course_lib.figures.published import errors_by_table, implied_against_published, predicted_against_published
+from course_lib.figures.published import (
+    errors_by_table,
+    implied_against_published,
+    predicted_against_published,
+    where_time_goes,
+)
 from course_lib.figures.style import png, title_of
-from course_lib.planning.published import WHOLE, compare
+from course_lib.planning.published import ROWS, WHOLE, compare
+from course_lib.planning.steptime import predict
 
 FOUND = compare()
 
@@ -72,4 +78,17 @@ def test_implied_against_published():
     assert {"0.84", "0.90", "0.77, bound", "1.00, circular", "bound"} <= set(words(figure))
     known = [by_name[name].steady is not None for name in names]
     assert known == sorted(known, reverse=True)
+    png(figure)
+
+
+def test_where_time_goes_is_the_whole_step():
+    steps = {row.run.name: predict(row.run) for row in ROWS[:9:4]}
+    figure = where_time_goes(steps, title="T")
+    bars = figure.axes[0].patches
+    for place, step in enumerate(steps.values()):
+        mine = [bar for bar in bars if round(bar.get_y() + bar.get_height() / 2) == place]
+        assert sum(bar.get_width() for bar in mine) == pytest.approx(100)
+        assert mine[0].get_width() == pytest.approx(100 * step.parts["compute"] / step.seconds)
+        assert mine[-1].get_width() == pytest.approx(100 * step.parts["bubble"] / step.seconds)
+        assert f"MFU {step.mfu:.0%}" in words(figure)
     png(figure)

@@ -4,26 +4,39 @@
     show(predicted_against_published(found, title="..."), "...")
     show(errors_by_table(found, title="..."), "...")
     show(implied_against_published(WHOLE, title="..."), "...")
+    show(where_time_goes({"BLOOM": predict(run), ...}, title="..."), "...")
 
 What was fitted is hollow, what was held out is filled, what lies outside of the model's claim is a cross.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-from course_lib.figures.style import COLORS, ink, new_figure, numbers, style_axes
+from course_lib.figures.style import COLORS, ink, new_figure, numbers, style_axes, text_on
 from course_lib.planning.published import Comparison, Whole, summary
+from course_lib.planning.steptime import StepTime
 
-__all__ = ["errors_by_table", "implied_against_published", "predicted_against_published"]
+__all__ = ["errors_by_table", "implied_against_published", "predicted_against_published", "where_time_goes"]
 
 _CHIPS = {"A100": COLORS["blue"], "H100": COLORS["vermilion"]}
 _OTHER = COLORS["grey"]
+_PARTS = {
+    "matrix products": (("compute",), COLORS["blue"]),
+    "computed again": (("recompute",), COLORS["sky"]),
+    "memory": (("memory", "optimizer"), COLORS["purple"]),
+    "traffic that is waited for": (
+        ("tensor_traffic", "context_traffic", "expert_traffic", "data_traffic", "sends"),
+        COLORS["vermilion"],
+    ),
+    "bubble": (("bubble",), COLORS["rule"]),
+}
 _NEAR = 0.15
 """The aim: this far off at most."""
 _HALVES = ("fitted", "held out", "outside")
@@ -190,4 +203,43 @@ def implied_against_published(runs: Sequence[Whole], *, title: str, subtitle: st
         ("circular, or a bound: no check", _look("held out", COLORS["grey"])),
     ]
     _legend(ax, entries, (0.66, 0.57))
+    return fig
+
+
+def where_time_goes(steps: Mapping[str, StepTime], *, title: str, subtitle: str | None = None) -> Figure:
+    """A bar a step, of shares of its predicted seconds; the MFU at its end. Shares of 5% and more have their number."""
+    fig, ax = new_figure(title, subtitle, height=92 + 30 * len(steps))
+    style_axes(ax, grid="")
+    for place, step in enumerate(steps.values()):
+        start = 0.0
+        for names, color in _PARTS.values():
+            share = 100 * sum(step.parts[name] for name in names) / step.seconds
+            ax.barh(place, share, left=start, height=0.66, color=color, edgecolor=COLORS["paper"], linewidth=1)
+            if share >= 5:
+                at = (start + share / 2, place)
+                ax.annotate(f"{share:.0f}", at, ha="center", va="center", size=9, color=text_on(color))
+            start += share
+        ax.annotate(
+            f"MFU {step.mfu:.0%}", (100, place), xytext=(6, 0), textcoords="offset points", va="center", size=9.5
+        )
+    ax.set_yticks(range(len(steps)), list(steps))
+    ax.tick_params(axis="y", labelsize=9.5, labelcolor=COLORS["ink"])
+    ax.set_xlim(0, 112)
+    ax.set_ylim(len(steps) - 0.4, -0.6)
+    ax.set_xticks([0, 25, 50, 75, 100])
+    ax.set_xlabel("share of the predicted step (%)")
+    legend = ax.legend(
+        handles=[Patch(facecolor=color, label=name) for name, (_, color) in _PARTS.items()],
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(_PARTS),
+        frameon=False,
+        fontsize=9,
+        handlelength=0.9,
+        handleheight=0.9,
+        handletextpad=0.4,
+        columnspacing=1.2,
+        borderpad=0.2,
+    )
+    legend.set_in_layout(True)
     return fig
