@@ -10,12 +10,14 @@ __all__ = ["count", "days", "duration", "figures", "flops", "gb", "gib", "percen
 
 
 def figures(number: float) -> str:
-    """Three figures without an exponent; thousands with commas."""
+    """Three figures; thousands with commas, from ten millions on with an exponent."""
     if not isfinite(number):
         return "infinite"
     if number == 0:
         return "0"
     large = abs(number)
+    if large >= 1e7:
+        return flops(number)
     if large >= 99.95:
         return f"{number:,.0f}"
     return f"{number:.1f}" if large >= 9.995 else f"{number:.2f}" if large >= 0.0995 else f"{number:.2g}"
