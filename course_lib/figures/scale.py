@@ -153,7 +153,7 @@ def cadence(
     for at, middle, low, high in drawn:
         ax.plot([at, at], [100 * low, 100 * high], color=COLORS["grey"], linewidth=1.6)
         ax.plot(at, 100 * middle, "o", color=COLORS["ink"], markersize=6, markerfacecolor=COLORS["paper"])
-    top = 1.15 * max(100 * high for *_, high in drawn)
+    top = 115 * max([high for *_, high in drawn] + [share for points in curves.values() for _, share in points])
     ax.set_ylim(0, top)
     for name, at in marks:
         ax.axvline(at, color=COLORS["muted"], linewidth=1, linestyle=(0, (2, 2)))
