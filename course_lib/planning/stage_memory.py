@@ -221,7 +221,10 @@ def stage_bytes(
     return {
         "forward": {
             **before,
-            "logits": tokens * last * width * (model.vocab / tensor + (0 if split_loss else 2 * model.vocab))
+            "logits": tokens
+            * last
+            * width
+            * (model.vocab / tensor + (0 if split_loss else 2 * model.vocab * (tensor > 1)))
             + others * top.log_softmax,
             "gathered": around + unit + (not_dropped + unit if keeps else 0),
         },
