@@ -204,8 +204,9 @@ def _floor(plan: Plan, near: Near) -> Iterator[Risk]:
     most, data = plan.batch_floor, plan.run.layout.data
     if 2 * data > most:
         text = f"the global batch allows at most {most:,} data-parallel ranks, and {data:,} are used"
-        remedy = f"to use twice the devices: global_batch = {2 * data * plan.run.layout.micro_batch:,} sequences"
-        yield Risk("batch_floor", 0.01, most, text + ": more devices do not help", remedy)
+        remedy = f"to use twice the devices: global_batch = {2 * data * plan.run.layout.micro_batch:,} sequences, or"
+        remedy += " tensor, pipeline or context ranks"
+        yield Risk("batch_floor", 0.01, most, text, remedy)
 
 
 KINDS = (_memory, _bubble, _traffic, _recompute, _uneven, _floor)

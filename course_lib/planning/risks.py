@@ -4,7 +4,7 @@
         risk.severity, risk.number, risk.text, risk.remedy
 
 Severity has one scale: 1 and more, the run cannot be done like this; below, about the share of the device-hours that
-the risk costs. A remedy is computed, not a rule of thumb: it names the smallest change for which the same formulas no
+the risk costs; below 0.02, it costs nothing yet. A remedy is computed, not a rule of thumb: it names the smallest change for which the same formulas no
 longer see the risk.
 """
 

@@ -1,4 +1,4 @@
-"""The best layout: every legal one priced by the closed forms, full plans only for those that nothing beats.
+"""The best layout: every legal one priced by the closed forms, full plans only for those that you look at.
 
     found = search(preset("70b-on-512-h100"), progress=print)
     found.best.layout, found.best.seconds, found.best.peak, found.best.plan
@@ -6,14 +6,15 @@
     found.runner_up, found.why      # the second fastest that fits, and what it loses by
     found.rivals["tensor"].why      # the fastest with another number of tensor ranks
 
-Only numbers of the layout are varied, the `Space` says which; recipe, attention and assumptions stay. An assumed MFU
-would make all layouts equal, so that times are the predicted ones. Over a hundred thousand layouts a second on one core
-(`benchmarks/search.py`); their number grows a little slower than (log n)^3 with n devices, times the divisors of the
-batch.
+Sharding, schedule, recomputation and numbers of the layout are varied, the `Space` says which; recipe, attention and
+assumptions stay. An assumed MFU would make all layouts equal, so that times are the predicted ones. Some 200,000 to
+400,000 layouts a second of one core (`benchmarks/search.py`). Their number grows about as (log n)^3 with n devices,
+times the divisors of the batch a device: 61,000 for 128 devices, 563,000 for 16,384.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,8 +55,13 @@ class Option:
     """Of a step."""
     peak: float
     """Bytes of the fullest device."""
-    plan: Plan | None = None
-    """For those of the Pareto front."""
+    run: RunSpec = field(repr=False, compare=False)
+    """What was searched, with this layout."""
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The full plan, made when it is first asked for: of a front of a hundred, few are looked at."""
+        return plan_unchecked(self.run)
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,10 @@ class _Found:
     @staticmethod
     def option(run: RunSpec, one: _Candidate | None) -> Option | None:
         """As others see it."""
-        return None if one is None else Option(one.group.layout(run, one.place), one.seconds, one.peak)
+        if one is None:
+            return None
+        layout = one.group.layout(run, one.place)
+        return Option(layout, one.seconds, one.peak, replace(run, layout=layout))
 
 
 def _better(old: _Candidate | None, new: _Candidate) -> _Candidate:
@@ -236,12 +245,12 @@ def _conclude(run: RunSpec, found: _Found, considered: int, total: int) -> Searc
         if others:
             rival = found.option(run, min(others, key=_Candidate.key))
             assert rival is not None
-            rivals[name] = Rival(rival, difference(run, best, rival))
+            rivals[name] = Rival(rival, difference(best, rival))
     return Search(
-        best=_planned(run, best),
-        pareto=tuple(_planned(run, one) for one in pareto if one is not None),
+        best=best,
+        pareto=tuple(one for one in pareto if one is not None),
         runner_up=second,
-        why="there is no second" if second is None else difference(run, best, second),
+        why="there is no second" if second is None else difference(best, second),
         rivals=rivals,
         fastest=fastest,
         considered=considered,
@@ -249,10 +258,6 @@ def _conclude(run: RunSpec, found: _Found, considered: int, total: int) -> Searc
         equals=found.equals,
         total=total,
     )
-
-
-def _planned(run: RunSpec, option: Option) -> Option:
-    return replace(option, plan=plan_unchecked(replace(run, layout=option.layout)))
 
 
 def _in_words(layout: LayoutSpec, than: LayoutSpec | None = None) -> str:
@@ -267,9 +272,9 @@ def _in_words(layout: LayoutSpec, than: LayoutSpec | None = None) -> str:
     return ", ".join(said) or "nothing"
 
 
-def difference(run: RunSpec, best: Option, other: Option) -> str:
+def difference(best: Option, other: Option) -> str:
     """Why one layout loses against another: what differs, and the parts of the step that cost or save most."""
-    mine, theirs = (predict(replace(run, layout=each.layout)).parts for each in (best, other))
+    mine, theirs = (predict(each.run).parts for each in (best, other))
     change = {part: theirs[part] - mine[part] for part in mine}
     large = 0.01 * max(map(abs, change.values()), default=0.0)
     parts = sorted((part for part in change if abs(change[part]) > large), key=lambda part: -abs(change[part]))[:3]
