@@ -1,9 +1,9 @@
 """The parts of a check: `cases` makes the inputs, `run` is the only place where learner code runs, `judge` decides.
 
 In a notebook the three run in a row, and `check("unequal-tokens", accumulate)` prints one line or raises `CheckFailed`
-with one line. In grading (`COURSE_GRADE_DIR` is set) what `run` returned also leaves the kernel as data, and the grader
-calls `judge_record` in a process of its own, on cases that it made itself. In both, `judge` sees what went through
-`pack` and `unpack`.
+with one line. In grading (`COURSE_GRADE_DIR` is set) only `run` does: cases come as data from the grader
+(`COURSE_CASES_DIR`), what `run` returned leaves the kernel as data, and the grader calls `judge_record` in a process of
+its own, on cases that it made itself. In both, `judge` sees what went through `pack` and `unpack`.
 """
 
 import copy
@@ -43,10 +43,12 @@ __all__ = [
     "kind",
     "make_check",
     "pack",
+    "ran",
     "read_packed",
     "unpack",
     "variant_of",
     "variant_rng",
+    "withheld",
     "write_packed",
 ]
 
@@ -113,6 +115,11 @@ def variant_rng(exercise: str, variant: int) -> np.random.Generator:
     return np.random.default_rng(list(sha256(f"{exercise}/{int(variant)}".encode()).digest()))
 
 
+def withheld(*_: Any) -> Any:
+    """What stands for `cases` and `judge` in the library that learner code sees while it is graded."""
+    raise RuntimeError("this part of a check is not here while you are graded; the grader has it")
+
+
 def evaluate(exercise: Exercise, answer: Any, seed: int = 0) -> Outcome:
     """Cases, run and judge in a row, in this process. Stops at the first case that is wrong. Raises nothing."""
     return _evaluate(exercise, answer, exercise.cases(seed), None)
@@ -166,11 +173,10 @@ class Check:
                     f'{exercise}: the question cell last showed variant {asked}, the answer says "variant": {variant}. '
                     "Set both to the same number, and answer the numbers of that variant"
                 )
-        cases = entry.cases(seed)
-        record: dict[str, Any] = {"exercise": exercise, "seed": seed, "stopped": None, "cases": []}
-        outcome = _evaluate(entry, answer, cases, record if folder else None)
         if folder:
-            _write_record(Path(folder) / exercise, record, len(cases))
+            print(_graded(entry, answer, seed, Path(folder)))
+            return
+        outcome = _evaluate(entry, answer, entry.cases(seed), None)
         if outcome.status == "passed":
             PASSED.add(exercise)
             print(outcome.line)
@@ -186,6 +192,23 @@ class Check:
                 self._due[exercise] = variant + 1
                 line += f"\nThat was the second wrong answer, so the numbers change. {_next_variant(variant + 1)}"
         raise CheckFailed(line)
+
+
+def _graded(exercise: Exercise, answer: Any, seed: int, folder: Path) -> str:
+    """Run the cases that the grader laid out, and leave what came back; the line to print. Raises CheckFailed."""
+    given = os.environ.get("COURSE_CASES_DIR")
+    cases = read_packed(Path(given) / exercise.id) if given else exercise.cases(seed)
+    record: dict[str, Any] = {"exercise": exercise.id, "seed": seed, "stopped": None, "cases": []}
+    outcome = _evaluate(exercise, answer, cases, record)
+    _write_record(folder / exercise.id, record, len(cases))
+    if outcome.status != "passed":
+        raise CheckFailed(outcome.line)
+    return ran(exercise.id, len(cases))
+
+
+def ran(exercise: str, cases: int) -> str:
+    """The line that a check prints while it is graded: no verdict, for its judge is elsewhere."""
+    return f"{exercise}: ran {cases} {'case' if cases == 1 else 'cases'}"
 
 
 def make_check(chapter: str, exercises: list[Exercise]) -> Check:
@@ -217,8 +240,8 @@ def _blank(answer: Any) -> bool:
 
 
 def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[str, Any] | None) -> Outcome:
-    """Run and judge the cases. With a record every case is run and kept, up to one that takes too long; else it stops
-    at the first wrong one."""
+    """Run and judge the cases, up to the first wrong one. With a record every case is run and kept, up to one that
+    takes too long, and none is judged."""
 
     def stop(status: str, message: str) -> Outcome:
         if record is not None:
@@ -253,7 +276,7 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
         else:
             over = False
             entry = {"error": CHANGED} if changed else {"value": returned}
-            wrong = Wrong(CHANGED) if changed else _judge(exercise, case, returned)
+            wrong = Wrong(CHANGED) if changed else None if record is not None else _judge(exercise, case, returned)
         if record is not None:
             record["cases"].append(entry)
         if wrong is not None and first is None:

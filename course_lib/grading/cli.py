@@ -1,7 +1,6 @@
 """The commands `grade`, `release`, `execute`, `hint` and `syllabus`: arguments in, exit code out."""
 
 import argparse
-import contextlib
 import json
 import sys
 import time
@@ -25,32 +24,31 @@ def grade_main(argv: list[str]) -> int:
     parser.add_argument("--json", metavar="OUT", help="write the result as JSON to a file; - for stdout")
     parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds a cell may take (60)")
     parser.add_argument("--seed", type=int, help="the seed of the graded cases (a notebook's own checks use 0)")
+    parser.add_argument("--isolation", metavar="TIER", help="bwrap, unshare, process or plain (the strongest there is)")
+    parser.add_argument(
+        "--require-isolation", action="store_true", help="grade nothing unless files and network are out of reach"
+    )
     options = parser.parse_args(argv)
     if not options.timeout > 0:
         parser.error("--timeout must be above 0")
-    from course_lib.grading.assignment import Assignment
-    from course_lib.grading.grade import GRADING_SEED, grade_handin, handin_paths
-    from course_lib.grading.judge import Judge
+    from course_lib.grading.grade import Grader, handin_paths
+    from course_lib.grading.isolation.tiers import best_tier, tier_named
     from course_lib.grading.report import as_json, as_text
 
     names = options.handins or [str(work_dir() / "exercises")]
     if not options.handins and not Path(names[0]).is_dir():
         raise CourseError(f"{names[0]}: there are no exercises yet; `python3 start.py lab` copies them there")
-    seed = GRADING_SEED if options.seed is None else options.seed
+    tier = tier_named(options.isolation) if options.isolation else best_tier()
+    if options.require_isolation and not tier.walls:
+        raise CourseError(f"--require-isolation: this machine offers only {tier.name!r} ({tier.what})")
     out = sys.stderr if options.json == "-" else sys.stdout
+    print(f"isolation: {tier.name} ({tier.what})", file=out)
     submissions = []
-    with contextlib.ExitStack() as stack:
-        judges: dict[str, Judge] = {}
-
-        def judge_for(assignment: Assignment) -> Judge:
-            if assignment.checks not in judges:
-                judges[assignment.checks] = stack.enter_context(Judge(assignment.checks))
-            return judges[assignment.checks]
-
+    with Grader(options.seed, options.timeout, tier) as grader:
         for name, path in handin_paths(names):
             if sys.stderr.isatty():
                 print(f"grading {name} ...", file=sys.stderr, end="\r", flush=True)
-            submissions.append(grade_handin(name, path, judge_for, seed, options.timeout))
+            submissions.append(grader.grade(name, path))
             print(as_text(submissions[-1]), file=out, flush=True)
     result = json.dumps(as_json(submissions), indent=1, ensure_ascii=False) + "\n"
     if options.json == "-":

@@ -1,23 +1,30 @@
 """One hand-in graded: read, spliced, run by nbval, judged. A bad one is a row with a status, never an exception."""
 
+import contextlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
 from typing import Any
 
+from nbformat.v4 import new_output
+
+from course_lib.checks.core import ran
 from course_lib.errors import CourseError, HandInError
 from course_lib.grading.assignment import Assignment, all_assignments, find_assignment
 from course_lib.grading.handins import HandIn, read_handin
+from course_lib.grading.isolation.tiers import Tier, best_tier
+from course_lib.grading.isolation.warm import Limits
 from course_lib.grading.judge import Judge
+from course_lib.grading.lean import add_checks, write_library
 from course_lib.grading.notebook import course_of
 from course_lib.grading.release import release
-from course_lib.grading.run import CellResult, run_notebook
-from course_lib.grading.sandbox import room
+from course_lib.grading.run import CellResult, Runner
 from course_lib.grading.splice import Spliced, SplicedItem, splice
 from course_lib.machine import material_dir, work_dir
 
-__all__ = ["GRADING_SEED", "GradedItem", "Submission", "assignment_of", "grade_handin", "handin_paths"]
+__all__ = ["GRADING_SEED", "GradedItem", "Grader", "Submission", "assignment_of", "handin_paths"]
 
 GRADING_SEED = 20_611
 """The cases of a grading are other ones than those in a learner's notebook, which has seed 0."""
@@ -97,74 +104,125 @@ def assignment_of(handin: HandIn, material: Path | None = None) -> Assignment:
     raise HandInError(f"{handin.path}: is no exercise notebook of this course")
 
 
-def grade_handin(
-    name: str,
-    path: Path,
-    judge_for: Callable[[Assignment], Judge],
-    seed: int = GRADING_SEED,
-    timeout: float = 60,
-) -> Submission:
-    """Grade one notebook. Only an error of ours (a bad solution, no judge) is raised, as CourseError."""
-    if not path.exists():
-        return Submission(name, "missing", flags=(f"{path}: there is no such file",))
-    try:
-        handin = read_handin(path)
-        assignment = assignment_of(handin)
-    except HandInError as error:
-        return Submission(name, "unreadable", flags=(str(error),))
-    spliced = splice(assignment, handin)
-    flags = list(spliced.notes)
-    if handin.release and handin.release != course_of(release(assignment)).get("hash"):
-        flags.append("it is of another release of these exercises; it was graded against the present one")
-    judge = judge_for(assignment)
-    with room(seed) as where:
-        results, ended = _run_all(spliced, where, timeout, flags)
+class Grader:
+    """All that a grading needs, started once: a worker behind walls, judges, cases. Use as a context manager.
+
+    with Grader(seed=..., timeout=...) as grader:
+        submission = grader.grade("smith", Path("smith/03.ipynb"))
+    """
+
+    def __init__(
+        self,
+        seed: int | None = None,
+        timeout: float = 60,
+        tier: Tier | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.seed = GRADING_SEED if seed is None else seed
+        self.timeout, self.tier = timeout, tier or best_tier()
+        self._limits = limits
+        self._stack = contextlib.ExitStack()
+        self._judges: dict[str, Judge] = {}
+        self._cases: dict[str, tuple[Path, dict[str, int]]] = {}
+
+    def __enter__(self) -> "Grader":
+        with contextlib.ExitStack() as stack:
+            self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="course-grader-"))).resolve()
+            self._library = write_library(self._folder / "library")
+            self._runner = stack.enter_context(Runner(self.tier, self._library, self._limits))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def judge(self, assignment: Assignment) -> Judge:
+        """The judge of an assignment, started when it is first wanted."""
+        if assignment.checks not in self._judges:
+            self._judges[assignment.checks] = self._stack.enter_context(Judge(assignment.checks))
+        return self._judges[assignment.checks]
+
+    def cases(self, assignment: Assignment) -> tuple[Path, dict[str, int]]:
+        """The folder of an assignment's cases, made once for a seed, and how many each exercise has."""
+        name = assignment.checks
+        if name not in self._cases:
+            if not name.startswith("course_lib."):
+                add_checks(self._library, name)
+            folder = self._folder / "cases" / name
+            folder.mkdir(parents=True)
+            self._cases[name] = folder, self.judge(assignment).lay_out(self.seed, folder)
+        return self._cases[name]
+
+    def grade(self, name: str, path: Path) -> Submission:
+        """Grade one notebook. Only an error of ours (a bad solution, no worker, no judge) is raised, as CourseError."""
+        if not path.exists():
+            return Submission(name, "missing", flags=(f"{path}: there is no such file",))
+        try:
+            handin = read_handin(path)
+            assignment = assignment_of(handin)
+        except HandInError as error:
+            return Submission(name, "unreadable", flags=(str(error),))
+        spliced = splice(assignment, handin)
+        flags = list(spliced.notes)
+        if handin.release and handin.release != course_of(release(assignment)).get("hash"):
+            flags.append("it is of another release of these exercises; it was graded against the present one")
+        folder, counts = self.cases(assignment)
+        _expect(spliced, counts)
+        results, ended, records = self._run_all(spliced, folder, flags)
         sources = {key: [*item.sources, *spliced.extras] for key, item in spliced.items.items()}
         ours = [cell.source for cell in spliced.notebook.cells if _facts(cell)["role"] == "ours"]
-        verdicts = judge.ask(seed, where.records, sources, "\n".join(ours))
-    items = []
-    for key, one in spliced.items.items():
-        mine = [result for result in results.values() if result.item == key]
-        status, message, misconception = _decide(one, mine, ended.get(key), verdicts[key])
-        flags += [f"{key}: {note}" for note in one.notes]
-        checked = next((result for result in mine if result.role == "check"), None)
-        if checked and checked.outcome == "passed" and status == "failed":
-            flags.append(f"{key}: its check printed a pass, but what it recorded is not right; look at it")
-        points = one.item.points
-        score = points if status == "passed" else 0.0
-        items.append(GradedItem(key, one.item.position, one.item.title, status, score, points, message, misconception))
-    return Submission(name, "graded", tuple(items), tuple(flags))
+        verdicts = self.judge(assignment).ask(self.seed, records, sources, "\n".join(ours))
+        items = []
+        for key, one in spliced.items.items():
+            mine = [result for result in results.values() if result.item == key]
+            status, message, misconception = _decide(one, mine, ended.get(key), verdicts[key])
+            flags += [f"{key}: {note}" for note in one.notes]
+            points = one.item.points
+            score = points if status == "passed" else 0.0
+            items.append(
+                GradedItem(key, one.item.position, one.item.title, status, score, points, message, misconception)
+            )
+        return Submission(name, "graded", tuple(items), tuple(flags))
+
+    def _run_all(
+        self, spliced: Spliced, cases: Path, flags: list[str]
+    ) -> tuple[dict[str, CellResult], dict[str, tuple[str, str]], Path]:
+        """Run; when a cell ends the kernel, run again without what did it, so that the other exercises still count."""
+        notebook = spliced.notebook
+        ended: dict[str, tuple[str, str]] = {}
+        while True:
+            done = self._runner.run(notebook, cases, self.seed, self.timeout)
+            fatal = [one for one in done.cells.values() if one.outcome == "died" or one.deaf]
+            if not fatal:
+                return done.cells, ended, done.records
+            culprit = fatal[0]
+            status = "timeout" if culprit.deaf else "kernel_died"
+            if culprit.role == "extra":
+                flags.append(f"one of its own cells ended the kernel and was left out ({status})")
+            elif culprit.item is not None and culprit.item not in ended:
+                ended[culprit.item] = status, culprit.message
+            else:
+                flags.append("a cell of ours ended the kernel")
+                return done.cells, {**dict.fromkeys(spliced.items, (status, "")), **ended}, done.records
+            for cell in notebook.cells:
+                facts = _facts(cell)
+                if cell.id == culprit.cell or (culprit.item is not None and facts["item"] == culprit.item):
+                    cell.source, cell.outputs, cell.execution_count = "", [], None
+
+
+def _expect(spliced: Spliced, counts: dict[str, int]) -> None:
+    """The line that each check prints while it is graded: that it ran, for the verdict falls elsewhere."""
+    for cell in spliced.notebook.cells:
+        facts = _facts(cell)
+        if facts["role"] == "check":
+            text = ran(facts["item"], counts[facts["item"]]) + "\n"
+            cell.outputs = [new_output("stream", name="stdout", text=text)]
 
 
 def _facts(cell: Any) -> dict[str, Any]:
     return dict(cell.metadata["course"]["graded"])
-
-
-def _run_all(
-    spliced: Spliced, where: Any, timeout: float, flags: list[str]
-) -> tuple[dict[str, CellResult], dict[str, str]]:
-    """Run; when a cell ends the kernel, run again without what did it, so that the other exercises still count."""
-    notebook = spliced.notebook
-    ended: dict[str, str] = {}
-    for _ in range(len(notebook.cells) + 1):
-        results = run_notebook(notebook, where, timeout)
-        fatal = [one for one in results.values() if one.outcome == "died" or one.deaf]
-        if not fatal:
-            return results, ended
-        culprit = fatal[0]
-        status = "timeout" if culprit.deaf else "kernel_died"
-        if culprit.role == "extra":
-            flags.append(f"one of its own cells ended the kernel and was left out ({status})")
-        elif culprit.item is not None:
-            ended[culprit.item] = status
-        else:
-            flags.append("a cell of ours ended the kernel")
-            return results, {**dict.fromkeys(spliced.items, status), **ended}
-        for cell in notebook.cells:
-            facts = _facts(cell)
-            if cell.id == culprit.cell or (culprit.item is not None and facts["item"] == culprit.item):
-                cell.source, cell.outputs, cell.execution_count = "", [], None
-    return results, ended
 
 
 def _raised(result: CellResult) -> str:
@@ -174,14 +232,15 @@ def _raised(result: CellResult) -> str:
 
 
 def _decide(
-    one: SplicedItem, mine: list[CellResult], ended: str | None, verdict: dict[str, Any]
+    one: SplicedItem, mine: list[CellResult], ended: tuple[str, str] | None, verdict: dict[str, Any]
 ) -> tuple[str, str, str | None]:
     """Status, message and misconception of one exercise. Points need both: nbval's pass and the judge's."""
     if not one.sources:
         return "missing", "its answer cell is not in the notebook", None
-    if ended == "kernel_died":
-        return "kernel_died", "your code ended the kernel (quit(), os._exit, a crash, or out of memory)", None
-    if ended == "timeout" or any(result.outcome == "timeout" for result in mine):
+    if ended is not None and ended[0] == "kernel_died":
+        why = ended[1] if ended[1].startswith("it ") else "quit(), os._exit, a crash, or out of memory"
+        return "kernel_died", f"your code ended the kernel ({why})", None
+    if ended is not None or any(result.outcome == "timeout" for result in mine):
         return "timeout", "your code took too long and was stopped", None
     check = next((result for result in mine if result.role == "check"), None)
     broken = next((result for result in mine if result.role == "answer" and result.error), None)

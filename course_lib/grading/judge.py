@@ -1,6 +1,7 @@
 """The judge: a process in which no learner code ever runs. It makes the cases and decides on what left the kernel.
 
-`python -m course_lib.grading.judge MODULE` loads a chapter's EXERCISES, then answers one JSON line for each JSON line.
+`python -m course_lib.grading.judge MODULE` loads a chapter's EXERCISES, then answers one JSON line for each JSON line:
+it lays out a seed's cases as data, or judges what a kernel left.
 """
 
 import importlib
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from course_lib.checks.core import Exercise, PackError, forbidden_in_source, judge_record, read_packed
+from course_lib.checks.core import Exercise, PackError, forbidden_in_source, judge_record, read_packed, write_packed
 from course_lib.errors import CourseError
 
 __all__ = ["Judge", "main"]
@@ -43,7 +44,23 @@ class Judge:
         `sources`: the learner's cells for each exercise, for the search for forbidden names; `context`: our own cells.
         CourseError when the judge cannot be started. What it cannot judge in time has failed.
         """
-        request = {"seed": seed, "records": str(records), "sources": sources, "context": context}
+        answer = self._send({"seed": seed, "records": str(records), "sources": sources, "context": context})
+        if answer:
+            return answer
+        message = "what came back could not be judged in time"
+        return {name: _verdict("failed", message, record=True) for name in sources}
+
+    def lay_out(self, seed: int, folder: Path) -> dict[str, int]:
+        """Write the cases of every exercise for this seed into a folder, as data; how many each has. CourseError."""
+        answer = self._send({"seed": seed, "lay_out": str(folder)})
+        if not answer:
+            raise CourseError(
+                f"{self.module}: its cases for seed {seed} could not be made; is the chapter's check broken?"
+            )
+        return answer
+
+    def _send(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One answer; {} when two tries gave none."""
         for _ in range(2):
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -58,8 +75,7 @@ class Judge:
             if answer:
                 return dict(json.loads(answer))
             self._stop()
-        message = "what came back could not be judged in time"
-        return {name: _verdict("failed", message, record=True) for name in sources}
+        return {}
 
     def _start(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
@@ -121,6 +137,12 @@ def _judge(exercise: Exercise, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _lay_out(exercise: Exercise, seed: int, folder: str) -> int:
+    cases = exercise.cases(seed)
+    write_packed(Path(folder) / exercise.id, cases)
+    return len(cases)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Answer requests on stdin, one JSON line each, until it ends."""
     module = (sys.argv[1:] if argv is None else argv)[0]
@@ -129,6 +151,11 @@ def main(argv: list[str] | None = None) -> int:
     exercises: list[Exercise] = importlib.import_module(module).EXERCISES
     for line in sys.stdin:
         request = json.loads(line)
+        if "lay_out" in request:
+            laid = {exercise.id: _lay_out(exercise, request["seed"], request["lay_out"]) for exercise in exercises}
+            answers.write(json.dumps(laid) + "\n")
+            answers.flush()
+            continue
         asked = [exercise for exercise in exercises if exercise.id in request["sources"]]
         found = {exercise.id: _judge(exercise, request) for exercise in asked}
         answers.write(json.dumps(found) + "\n")

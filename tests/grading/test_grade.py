@@ -16,23 +16,23 @@ from nbformat.v4 import new_code_cell, new_output
 from course_lib.errors import CourseError
 from course_lib.grading.assignment import Assignment
 from course_lib.grading.cli import grade_main
-from course_lib.grading.grade import STATUSES, Submission, grade_handin
-from course_lib.grading.judge import Judge
+from course_lib.grading.grade import STATUSES, Grader, Submission
 
 Grade = Callable[..., Submission]
 
 
 @pytest.fixture(scope="module")
-def judge(fixture_assignment: Assignment) -> Iterator[Judge]:
-    with Judge(fixture_assignment.checks) as found:
+def grader(fixture_assignment: Assignment) -> Iterator[Grader]:
+    with Grader() as found:
         yield found
 
 
 @pytest.fixture
-def graded(judge: Judge, hand_in: Callable[..., Path]) -> Grade:
-    def grade(notebook: Any, **options: Any) -> Submission:
+def graded(grader: Grader, hand_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Grade:
+    def grade(notebook: Any, timeout: float = 60) -> Submission:
+        monkeypatch.setattr(grader, "timeout", timeout)
         path = hand_in(notebook)
-        return grade_handin(str(path), path, lambda assignment: judge, **options)
+        return grader.grade(str(path), path)
 
     return grade
 
@@ -173,12 +173,12 @@ def test_a_forged_pass_is_no_points(graded: Grade, released: Any, trick: str) ->
 
 
 @pytest.mark.slow
-def test_identification(graded: Grade, solved: Any, judge: Judge, hand_in: Callable[..., Path]) -> None:
+def test_identification(grader: Grader, solved: Any, hand_in: Callable[..., Path]) -> None:
     solved.metadata = {}
     path = hand_in(solved, "smith_late_1234_90_fixture-2 (1).ipynb")
-    assert grade_handin("smith", path, lambda assignment: judge).score == 10
+    assert grader.grade("smith", path).score == 10
     solved.cells = [new_code_cell("x = 1")]
-    lost = grade_handin("lost", hand_in(solved, "notes.ipynb"), lambda assignment: judge)
+    lost = grader.grade("lost", hand_in(solved, "notes.ipynb"))
     assert lost.status == "unreadable" and "no exercise notebook" in lost.flags[0]
 
 

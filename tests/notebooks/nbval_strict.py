@@ -1,11 +1,10 @@
-"""A pytest plugin on top of `course_lib.grading.nbval_plugin`: also writes down what a cell said on stderr."""
+"""A pytest plugin on top of `nbval_watch`: also writes down what a cell said on stderr."""
 
 from collections.abc import Generator
 from typing import Any
 
 import pytest
-
-from course_lib.grading.nbval_plugin import write
+from nbval_watch import write
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,7 +38,7 @@ def run_nbval(notebook: Path, folder: Path, ceiling: float = CEILING) -> tuple[l
     settings.write_text("[pytest]\n", encoding="utf-8", newline="\n")
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir", str(folder), "--color=no"]
     command += ["-p", "no:cacheprovider", "-p", "nbval.plugin", "-p", "nbval_strict"]
-    command += ["-p", "course_lib.grading.nbval_plugin", "--nbval-lax", "--nbval-current-env"]
+    command += ["-p", "nbval_watch", "--nbval-lax", "--nbval-current-env"]
     command += ["--nbval-cell-timeout", str(min(CELL_SECONDS, ceiling)), str(copy)]
     environment = os.environ | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -49,7 +49,6 @@ def run_nbval(notebook: Path, folder: Path, ceiling: float = CEILING) -> tuple[l
         "COURSE_CHECK_SEED": "0",
         "IPYTHONDIR": str(folder / "ipython"),
     }
-    environment.pop("COURSE_NBVAL_DESK", None)
     environment.pop("COURSE_GRADE_DIR", None)
     start = time.perf_counter()
     try:

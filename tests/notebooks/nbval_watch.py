@@ -1,8 +1,6 @@
 """A pytest plugin around nbval: one JSON line a cell, kernel death seen at once, timeouts that spare the cells after.
 
-nbval's text, cell numbers and exit status are never read. Of a check cell only the lines `ID: ...` on stdout are
-compared, so that what else a learner's code prints or warns changes nothing. `run.py` loads it with `-p`, in a process
-of its own.
+nbval's text, cell numbers and exit status are never read. `test_nbval.py` loads it with `-p`, in a process of its own.
 """
 
 import json
@@ -15,12 +13,11 @@ from typing import Any
 
 import nbval.plugin as nbval_plugin
 import pytest
-from nbformat import NotebookNode
 from nbval.kernel import RunningKernel
 
 __all__ = ["KernelDied", "WatchedKernel"]
 
-REPORT, DESK = "COURSE_NBVAL_REPORT", "COURSE_NBVAL_DESK"
+REPORT = "COURSE_NBVAL_REPORT"
 POLL = 0.25
 OUTPUT_TIMEOUT = 30
 AFTER_INTERRUPT = 5
@@ -45,12 +42,12 @@ def _wait(get: Any, kernel: RunningKernel, timeout: float | None) -> Any:
 
 
 class WatchedKernel(RunningKernel):  # type: ignore[misc]
-    """nbval's kernel: works at a desk of its own, says when it has died and how the last cell was answered."""
+    """nbval's kernel: says when it has died and how the last cell was answered."""
 
     def __init__(self, kernel_name: str, cwd: str | None = None, startup_timeout: float = 60) -> None:
         self.replied: dict[str, Any] = {}
         self.interrupted = False
-        super().__init__(kernel_name, cwd=os.environ.get(DESK, cwd), startup_timeout=startup_timeout)
+        super().__init__(kernel_name, cwd=cwd, startup_timeout=startup_timeout)
 
     def interrupt(self) -> None:
         self.interrupted = True
@@ -67,19 +64,6 @@ class WatchedKernel(RunningKernel):  # type: ignore[misc]
 
 
 nbval_plugin.RunningKernel = WatchedKernel
-_compare = nbval_plugin.IPyNbCell.compare_outputs
-
-
-def _compare_outputs(self: Any, test: Any, ref: Any, skip_compare: Any = None) -> Any:
-    item = graded(self.cell).get("item")
-    if graded(self.cell).get("role") == "check" and item:
-        printed = "".join(out["text"] for out in test if out["output_type"] == "stream" and out["name"] == "stdout")
-        lines = [line for line in printed.splitlines(keepends=True) if line.startswith(f"{item}: ")]
-        test = [NotebookNode(output_type="stream", name="stdout", text="".join(lines))] if lines else []
-    return _compare(self, test, ref, skip_compare)
-
-
-nbval_plugin.IPyNbCell.compare_outputs = _compare_outputs
 
 
 def graded(cell: Any) -> dict[str, Any]:

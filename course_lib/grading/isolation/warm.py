@@ -1,0 +1,284 @@
+"""The grader's end of the warm process: start it, get a kernel for a hand-in, end that and all it started.
+
+with Nursery(tier, library) as nursery:
+    kernel = nursery.kernel(environment, limits)      # a jupyter_client connection over unix sockets
+    kernel.client, kernel.alive(), kernel.usage(), kernel.end()
+"""
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from course_lib.errors import CourseError
+from course_lib.grading.isolation.tiers import Tier, command, shown_paths
+
+__all__ = ["Limits", "Nursery", "WarmKernel"]
+
+MARK = "COURSE_GRADE_MARK"
+_PORTS = ("shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one hand-in may use, in bytes; `resident` and `processes` are watched, the rest the system holds to."""
+
+    memory: int = 8 * 2**30
+    """Address space of each process: torch alone takes 2 GiB of it."""
+    file: int = 256 * 2**20
+    disk: int = 512 * 2**20
+    """Each of its temporary folders (with walls)."""
+    resident: int = 3 * 2**30
+    """Memory of all its processes."""
+    processes: int = 64
+
+
+class Nursery:
+    """One warm process; use as a context manager. One kernel at a time."""
+
+    def __init__(self, tier: Tier, library: Path, patience: float = 120) -> None:
+        self.tier, self.library, self.patience = tier, library, patience
+        self.folder = Path()
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str] = queue.Queue()
+
+    def __enter__(self) -> "Nursery":
+        self.folder = Path(mkdtemp(prefix="course-grade-")).resolve()
+        for name in ("room", "root"):
+            (self.folder / name).mkdir()
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def room(self) -> Path:
+        """The one folder that both sides see, from outside."""
+        return self.folder / "room"
+
+    @property
+    def inside(self) -> str:
+        """The same folder as the kernel sees it."""
+        return "/room" if self.tier.walls else str(self.room)
+
+    def _start(self) -> None:
+        words = [sys.executable, "-P", "-m", "course_lib.grading.isolation.nursery"]
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TZ") if name in os.environ}
+        environment = kept | dict.fromkeys((f"{name}_NUM_THREADS" for name in ("OMP", "MKL", "OPENBLAS")), "1")
+        environment |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONIOENCODING": "utf-8"}
+        environment |= {"PYTHONPATH": str(self.library), "HOME": "/tmp" if self.tier.walls else str(self.folder)}
+        environment |= {"MPLCONFIGDIR": "/tmp/mpl" if self.tier.walls else str(self.folder / "mpl")}
+        self._answers = queue.Queue()
+        self._process = subprocess.Popen(
+            command(
+                self.tier.name,
+                words,
+                show=[self.library],
+                write=[(self.room, "/room")],
+                hide=[Path(path) / "course_lib" for path in sys.path if "-packages" in path],
+                root=self.folder / "root",
+            ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / "log.txt").open("wb"),
+            text=True,
+            encoding="utf-8",
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+        threading.Thread(target=self._listen, args=(self._process, self._answers), daemon=True).start()
+        if "ready" not in self._answer():
+            raise CourseError(f"no kernel could be started ({self.tier.name}): {self._log()}")
+
+    def _log(self) -> str:
+        text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip()
+        return text.splitlines()[-1] if text else "no reason given"
+
+    @staticmethod
+    def _listen(process: "subprocess.Popen[str]", answers: "queue.Queue[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            answers.put(line)
+        answers.put("")
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            line = self._answers.get(timeout=self.patience)
+        except queue.Empty:
+            line = ""
+        return dict(json.loads(line)) if line else {}
+
+    def ask(self, **wish: Any) -> dict[str, Any]:
+        """One wish, one answer; {} when the warm process has gone."""
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(wish) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            return {}
+        return self._answer()
+
+    def empty_room(self) -> None:
+        """End what still runs, and take away what it left."""
+        self.ask(do="end")
+        empty(self.room)
+
+    def kernel(self, environment: Mapping[str, str], limits: Limits) -> "WarmKernel":
+        """A new kernel. A warm process that has gone is started again."""
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            self._start()
+        return WarmKernel(self, environment, limits)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run behind the walls, the warm process and what starts it included."""
+        if self._process is None:
+            return []
+        with contextlib.suppress(psutil.Error):
+            return list(psutil.Process(self._process.pid).children(recursive=True))
+        return []
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        left = []
+        with contextlib.suppress(psutil.Error):
+            left = psutil.Process(process.pid).children(recursive=True)
+        for one in [process, *left]:
+            with contextlib.suppress(psutil.Error, OSError):
+                one.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+class WarmKernel:
+    """One hand-in's kernel, and the client that talks with it."""
+
+    def __init__(self, nursery: Nursery, environment: Mapping[str, str], limits: Limits) -> None:
+        from jupyter_client.blocking import BlockingKernelClient
+
+        self.nursery, self.limits = nursery, limits
+        facts: dict[str, Any] = {
+            "transport": "ipc",
+            "key": uuid.uuid4().hex,
+            "signature_scheme": "hmac-sha256",
+            "kernel_name": "",
+        }
+        facts |= {name: number for number, name in enumerate(_PORTS, start=1)}
+        inside = facts | {"ip": f"{nursery.inside}/k"}
+        (nursery.room / "connection.json").write_text(json.dumps(inside), encoding="utf-8")
+        home = "/tmp" if nursery.tier.walls else nursery.inside
+        places = {"HOME": "home", "TMPDIR": "tmp", "TEMP": "tmp", "TMP": "tmp", "IPYTHONDIR": "ipython"}
+        places |= dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), "jupyter")
+        places |= {"MPLCONFIGDIR": "mpl"}
+        own = {name: f"{home}/{place}" for name, place in places.items()}
+        self.mark = own[MARK] = facts["key"]
+        before = len(nursery.processes())
+        nursery.ask(
+            do="start",
+            room=nursery.inside,
+            desk=f"{home}/desk",
+            environment={**environment, **own},
+            limits=asdict(limits),
+            walls=nursery.tier.walls,
+            shown=[str(path) for path in [*shown_paths(), nursery.library]],
+        )
+        self._before = before
+        self.client = BlockingKernelClient()
+        outside: Any = facts | {"ip": str(nursery.room / "k")}
+        self.client.load_connection_info(outside)
+        self.client.start_channels()
+
+    def alive(self) -> bool:
+        """Whether the kernel still runs."""
+        return bool(self.nursery.ask(do="alive").get("alive"))
+
+    def interrupt(self) -> None:
+        """Ctrl-C for the kernel and what it started."""
+        self.client.control_channel.send(self.client.session.msg("interrupt_request", {}))
+
+    def too_much(self) -> str | None:
+        """What of its limits it has overstepped, in words."""
+        processes, resident = usage(self.nursery.processes()[self._before :])
+        left = sum(path.lstat().st_size for path in self.nursery.room.rglob("*"))
+        return over(self.limits, processes, resident, left)
+
+    def end(self) -> None:
+        """Kill the kernel and everything it started; close the client."""
+        self.client.stop_channels()
+        self.nursery.ask(do="end")
+        if not self.nursery.tier.walls:
+            end_marked(self.mark)
+
+
+def usage(processes: Iterable[psutil.Process]) -> tuple[int, int]:
+    """How many run, and bytes of memory that they hold together (shared pages count for each)."""
+    count = resident = 0
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            resident += one.memory_info().rss
+            count += 1
+    return count, resident
+
+
+def over(limits: Limits, processes: int, resident: int, left: int) -> str | None:
+    """Which limit is overstepped, in words."""
+    if processes > limits.processes:
+        return f"it ran {processes} processes at once (at most {limits.processes})"
+    if resident > limits.resident:
+        return f"it took more than {limits.resident / 2**30:.3g} GiB of memory"
+    if left > limits.disk:
+        return f"it wrote more than {limits.disk >> 20} MiB"
+    return None
+
+
+def empty(folder: Path) -> None:
+    """Remove all that is in a folder, whatever it is."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def end_marked(mark: str) -> None:
+    """Without walls: end whatever carries this hand-in's mark in its environment, orphans too."""
+    for _ in range(20):
+        left = [one for one in psutil.process_iter() if _carries(one, mark)]
+        if not left:
+            return
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(left, timeout=1)
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    if process.pid == os.getpid():
+        return False
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark)
+    except (psutil.Error, OSError):
+        return False
