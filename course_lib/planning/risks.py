@@ -4,8 +4,8 @@
         risk.severity, risk.number, risk.text, risk.remedy
 
 Severity has one scale: 1 and more, the run cannot be done like this; below, about the share of the device-hours that
-the risk costs; below 0.02, it costs nothing yet. A remedy is computed, not a rule of thumb: it names the smallest change for which the same formulas no
-longer see the risk.
+the risk costs; below 0.02, it costs nothing yet. A remedy is computed, not a rule of thumb: it names the smallest
+change for which the same formulas no longer see the risk, or says that no single one does.
 """
 
 from __future__ import annotations
