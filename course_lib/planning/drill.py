@@ -10,7 +10,6 @@ the plan; what it costs is compared with what the plan expects.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Drill:
 def fewer_data_ranks(plan: Plan) -> int | None:
     """The most data-parallel ranks below the planned ones that the batch allows; None: there are none."""
     layout, batch = plan.run.layout, plan.run.data.global_batch
-    step = lcm(layout.expert, layout.replicas)
+    step = layout.expert * layout.replicas
     fits = [n for n in range(step, layout.data, step) if batch % (n * layout.micro_batch) == 0]
     return max(fits, default=None)
 

@@ -197,7 +197,7 @@ def _with_schedule(run: RunSpec, splits: "dict[str, Column]", schedule: str, spa
     elif schedule in V_SHAPED:
         candidates = [(2, m >= FORMULAS[schedule].least * p)]
     else:
-        candidates = [(1, m >= (0 if schedule == "gpipe" else FORMULAS[schedule].least * p))]
+        candidates = [(1, m >= 0)]
     for chunks, legal in candidates:
         picked = _pick(splits, legal & (p > 1) & (p * chunks <= run.model.layers))
         found.append(picked | {"chunks": np.full(len(picked["data"]), chunks)})
@@ -213,7 +213,8 @@ def _with_replicas(columns: "dict[str, Column]", sharding: str) -> "dict[str, Co
         return columns | {"replicas": np.ones_like(columns["data"])}
     found = []
     for replicas in divisors(int(columns["data"].max(initial=1)))[1:]:
-        picked = _pick(columns, (columns["data"] % replicas == 0) & (columns["data"] > replicas))
+        whole = columns["data"] % (replicas * columns["expert"]) == 0  # each group has every expert
+        picked = _pick(columns, whole & (columns["data"] > replicas))
         found.append(picked | {"replicas": np.full(len(picked["data"]), replicas)})
     if not found:
         return _pick(columns, columns["data"] < 0) | {"replicas": columns["data"][:0]}

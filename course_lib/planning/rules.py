@@ -188,12 +188,19 @@ def _sharding(run: RunSpec) -> None:
                 "try replicas = 1"
             )
         return
-    groups = [k for k in divisors(layout.data) if k > 1]
+    groups = [k for k in divisors(layout.data // layout.expert) if k > 1]
+    if not groups and layout.expert > 1:
+        raise ConfigError(
+            f'layout.sharding = "hsdp" leaves no two groups of layout.expert = {layout.expert} in layout.data = '
+            f'{layout.data}; try sharding = "fsdp", or data = {2 * layout.expert} or more'
+        )
     if not groups:
         raise ConfigError('layout.sharding = "hsdp" needs layout.data of 2 or more; try sharding = "fsdp"')
     if layout.replicas not in groups:
+        of = "layout.data / expert" if layout.expert > 1 else "layout.data"
         raise ConfigError(
-            f"layout.replicas = {layout.replicas} must divide layout.data = {layout.data} and be 2 or more for hsdp; "
+            f"layout.replicas = {layout.replicas} must be 2 or more for hsdp and divide {of} = "
+            f"{layout.data // layout.expert}; "
             f'try {nearest_numbers(layout.replicas, groups)}, or sharding = "fsdp"'
         )
 

@@ -117,7 +117,7 @@ CASES = [
     ),
     (
         dict(layout__sharding="hsdp"),
-        "layout.replicas = 1 must divide layout.data = 16 and be 2 or more for hsdp; try 2",
+        "layout.replicas = 1 must be 2 or more for hsdp and divide layout.data = 16; try 2",
         dict(layout__replicas=2),
     ),
     (dict(layout__sharding="hsdp", layout__replicas=3), "try 2 or 4, or sharding", dict(layout__replicas=4)),
