@@ -59,12 +59,12 @@ AFTER_RESUME = Symptom(
         Suspect(
             DATA,
             20,
-            "hash the sequences of the first batches after the resume, and look for them in the steps before",
-            lambda rng: "0 of 512 sequences were read before",
-            lambda rng: f"{whole(rng, 498, 512)} of 512 sequences were read before",
-            "the data starts anew at the resume",
-            "save and load the data cursor; go back to the checkpoint and resume once more from the right place",
-            "take it for a loss of luck and train on: repeats are as good as new text",
+            "compare the first batches after the resume with the plan, token by token",
+            lambda rng: "512 of 512 sequences are the planned ones",
+            lambda rng: f"0 of 512 are; {whole(rng, 300, 420)} of 1,000 words are cut into other tokens than before",
+            "the text goes through another tokenizer since the resume",
+            "load the tokenizer that the checkpoint was trained with; go back to that checkpoint and resume once more",
+            "train on: the model gets used to the new tokens",
         ),
         Suspect(
             NUMERICS,
@@ -140,7 +140,7 @@ NAN = Symptom(
 )
 
 TOO_GOOD = Symptom(
-    {"loss": 0.72, "val_loss": 0.72},
+    {"loss": 0.72, "val_loss": 0.72, "grad_norm": 0.81},
     (
         Suspect(
             DATA,
@@ -155,24 +155,22 @@ TOO_GOOD = Symptom(
         Suspect(
             NUMERICS,
             12,
-            "add up the loss of one batch once more in FP32, over the tokens that count",
+            "add up the loss of a batch once more in FP32",
             lambda rng: f"{real(rng, 0.99999, 1.00001, '.5f')} of what was logged",
-            lambda rng: f"{real(rng, 1.37, 1.41)} of what was logged",
-            "the sum is divided by tokens that do not count",
-            "divide by the tokens that count, on training and held-out text; old logs are not to be compared",
+            lambda rng: f"{real(rng, 1.37, 1.41)} of what was logged; the code's own sum is in BF16",
+            "the sum of the loss stops before its end",
+            "add the loss up in FP32, and go back to before the change; logs since then are not to be compared",
             "compare this loss with another run's, and choose by it",
         ),
         Suspect(
             OPTIMIZER,
-            18,
-            "evaluate the raw weights beside the averaged ones",
-            lambda rng: f"ratio of the two losses {real(rng, 1.001, 1.004)}",
-            lambda rng: (
-                f"the averaged ones are those of another run; the raw ones' loss is {real(rng, 1.35, 1.42)} times"
-            ),
-            "the evaluated weights are not this run's",
-            "make the average anew from this run's weights, and evaluate again",
-            "train on with the averaged weights",
+            8,
+            "compare the steps that the optimizer has counted with those of the log",
+            lambda rng: "20,000 and 20,000",
+            lambda rng: f"{whole(rng, 60_000, 90_000)} and 20,000",
+            "the run began from another run's checkpoint",
+            "begin again from what the configuration names, and keep this run's results apart",
+            "keep it: a lower loss is a lower loss",
         ),
         Suspect(
             SYSTEM,
@@ -194,12 +192,12 @@ PLATEAU = Symptom(
         Suspect(
             DATA,
             20,
-            "hash every sequence of the last 1,000 steps, and count those that came twice",
-            lambda rng: f"{whole(rng, 0, 9)} of 512,000",
-            lambda rng: f"{whole(rng, 470_000, 500_000)} of 512,000",
-            "one shard comes again and again",
-            "repair the list of shards, and go back to where the repeats begin",
-            "put dropout in against overfitting",
+            "compare the words of each step's batch with those of the whole text",
+            lambda rng: f"overlap {real(rng, 0.92, 0.93)} to {real(rng, 0.94, 0.95)} at every step",
+            lambda rng: f"overlap {real(rng, 0.92, 0.95)}, and {real(rng, 0.3, 0.5)} for the last 2,000 steps",
+            "the text has been of another kind for some time",
+            "shuffle over all shards, and go back to where the text changes",
+            "smooth the curve until it looks right",
         ),
         Suspect(
             NUMERICS,

@@ -17,7 +17,7 @@ SOUND = (
     "after the repair, compare some steps with those of the run before, on the same batches",
 )
 USUAL = {"loss": 2.41, "val_loss": 2.47, "grad_norm": 0.38, "update_ratio": 0.0011, "step_seconds": 9.2}
-"""Dashboards of a run that is well. Learning rate, memory and loss scale move in none of these incidents."""
+"""Dashboards of a run that is well. Learning rate and memory move in none of these incidents."""
 
 
 def incident(variant: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def diagnose_text(variant: int) -> str:
     """What `question` prints."""
     run = incident(variant)
     lines = ["dashboard         before         now", *(f"{name:13} {_row(run, name)}" for name in run["before"])]
-    lines += ["learning rate, loss scale, memory and skipped updates: as planned, and as ever", run["symptom"].end, ""]
+    lines += ["learning rate and memory: as planned, and as ever", run["symptom"].end, ""]
     lines += ["checks, the minutes that each takes, and what it showed (in the end all but one were made)"]
     for letter, (one, minutes) in run["checks"].items():
         lines += [

@@ -23,9 +23,10 @@ def most(run: dict[str, Any], **other: Any) -> int:
         if (rest and not run.get("ranks may differ")) or not m:
             continue
         if run["pipeline"] > 1:
-            idle = Fraction(run["pipeline"] - 1, run["chunks"])
-            bubble = idle / (m + idle if run["of"] == "total" else m)
-            if m < run["least"] or bubble > run["target"] or (run["whole rounds"] and m % run["pipeline"]):
+            idle, work = run["pipeline"] - 1, run["chunks"] * m  # in chunks; whole numbers, so that "at most" is exact
+            whole = work + idle if run["of"] == "total" else work
+            too_much = idle * run["target"].denominator > run["target"].numerator * whole
+            if m < run["least"] or too_much or (run["whole rounds"] and m % run["pipeline"]):
                 continue
         best = n
     return best
