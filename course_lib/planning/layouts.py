@@ -197,7 +197,7 @@ def _with_schedule(run: RunSpec, splits: "dict[str, Column]", schedule: str, spa
     elif schedule in V_SHAPED:
         candidates = [(2, m >= FORMULAS[schedule].least * p)]
     else:
-        candidates = [(1, m >= 0)]
+        candidates = [(1, m >= (0 if schedule == "gpipe" else FORMULAS[schedule].least * p))]
     for chunks, legal in candidates:
         picked = _pick(splits, legal & (p > 1) & (p * chunks <= run.model.layers))
         found.append(picked | {"chunks": np.full(len(picked["data"]), chunks)})
