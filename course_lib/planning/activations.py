@@ -46,7 +46,8 @@ class HeadBytes(NamedTuple):
     kept: Any
     """Kept from forward to backward, without the logits."""
     loss: Any
-    """The logits' log-softmax and two gradients of it, all FP32: what cross entropy's backward has at once."""
+    """The logits' log-softmax and two gradients of it, all FP32: what cross entropy's backward has at once; over a
+    split vocabulary one more."""
     log_softmax: Any
     """The part of it that a loss keeps."""
     at_norm: Any
@@ -126,7 +127,8 @@ def head_bytes(
     stream, d = 1 / tensor if sequence_parallel else 1, model.width
     norm, scores = _norm(model, width, fused_norm), 4 * model.vocab / (tensor if split_loss else 1)
     at_norm = (norm.kept + width * d + norm.made) * stream
-    return HeadBytes(norm.kept * stream + width * d, 3 * scores, scores, at_norm)
+    copies = np.where(np.asarray(tensor) > 1, 4, 3) if split_loss else 3  # `loss_parallel` makes the softmax apart
+    return HeadBytes(norm.kept * stream + width * d, copies * scores, scores, at_norm)
 
 
 def korthikanti_activation_bytes(

@@ -7,80 +7,27 @@
     end of backward   the last block runs backward: nearly all gradients
     optimizer         the update
 
-True of the training loop that this course has: the GPT of `course_lib.model` with the kernels of a CPU (fused attention
-aside, those of a GPU keep no more), `fully_shard` by block with gradients summed over ranks in every micro-batch, AdamW
-in one kernel, gradients dropped after the update. Layout numbers may be numpy arrays of one length.
+True of the training loop that this course has: the GPT of `course_lib.model`, `fully_shard` by block with gradients
+summed over ranks in every micro-batch, AdamW in one kernel, gradients dropped after the update. Norms are one kernel
+too, as on a GPU; on a CPU they are several (`fused_norm=False`) and keep more. Layout numbers may be numpy arrays of
+one length.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from course_lib.errors import ConfigError
-from course_lib.planning.activations import BlockBytes, block_bytes, head_bytes
+from course_lib.planning._block_backward import block_size, working
+from course_lib.planning.activations import block_bytes, head_bytes
 from course_lib.planning.communication import STRATEGIES
 from course_lib.planning.formulas import RECIPES
 from course_lib.planning.in_flight import V_SHAPED, in_flight, layers_on
-from course_lib.planning.sizes import expert_parameters as of_one_expert
-from course_lib.planning.sizes import ffn_width, head_width, layer_parameters, replicated_in_layer
 from course_lib.planning.spec import DataSpec, ModelSpec
 
 __all__ = ["stage_bytes"]
 
 Moments = dict[str, dict[str, Any]]
-
-
-class _Block(NamedTuple):
-    """Parameters of one block on one rank, whole over data-parallel ranks: in all, and of some matrices."""
-
-    all: Any
-    down: Any
-    feed_forward: Any
-    out: Any
-
-
-def _block(model: ModelSpec, mixture: bool, tensor: Any, expert: Any) -> _Block:
-    count = layer_parameters(model, model.layers if mixture else -1)
-    replicated = replicated_in_layer(model, mixture=mixture)
-    routed = model.experts * of_one_expert(model) if mixture else 0
-    everything = replicated + (count - replicated - routed) / tensor + routed / (tensor * expert)
-    matrices = 3 if model.gated else 2
-    ff = matrices * model.width * ffn_width(model) / tensor
-    if mixture:
-        ff = (model.experts / expert + model.shared_experts) * of_one_expert(model) / tensor
-    return _Block(everything, ff / matrices, ff, model.heads * head_width(model) * model.width / tensor)
-
-
-def _working(
-    block: BlockBytes, size: _Block, recompute: str, tokens: Any, *, each: int, adding: Any, sent: Any
-) -> tuple[Any, Any]:
-    """Bytes of one block's backward beside what it has kept, at its worst moment: of activations, and of gradients.
-
-    each: bytes of a gradient's number. adding: gradients of earlier micro-batches are there, so that a matrix' new one
-    lives until it is added; else it stays. sent: bytes that come when the block's gradients are sent.
-    """
-    again = block.kept["none"] - block.kept[recompute]
-    gate = size.feed_forward - size.down
-    fresh = np.where(adding, 0, 1)
-    moments = (
-        (block.at_down, size.down),
-        (block.at_product, fresh * size.down),
-        (block.at_entry - block.inside, gate + fresh * size.down),
-        (block.at_norm - block.inside, fresh * size.feed_forward),
-        (block.at_scores - block.feed_forward, size.out + fresh * size.feed_forward),
-        (block.at_norm + block.norm - block.kept["none"], fresh * size.all),
-    )
-    made, own = 0.0 * tokens, 0.0 * tokens + fresh * size.all * each + sent
-    best = own - tokens * block.kept["none"]
-    own_best = own
-    made = made - tokens * block.kept["none"]
-    for temporary, parameters in moments:
-        total = tokens * temporary + parameters * each
-        larger = total > best
-        best = np.where(larger, total, best)
-        made = np.where(larger, tokens * temporary, made)
-        own_best = np.where(larger, parameters * each, own_best)
-    return made + tokens * again, own_best
 
 
 def stage_bytes(
@@ -106,17 +53,22 @@ def stage_bytes(
     compute_bytes: int | None = None,
     split_loss: bool = True,
     fused_norm: bool = True,
+    optimizer: str = "fused",
 ) -> Moments:
     """Bytes by moment and category, of pipeline rank `rank`.
 
     data_ranks: data-parallel ranks; the model is sharded over them and the context's. replicas: of hsdp.
     compute_bytes: of a number in the matrix products; None: as the recipe's weights. split_loss: tensor-parallel ranks
-    share out the vocabulary of the loss. `ConfigError` for unknown names.
+    share out the vocabulary of the loss. fused_norm: norms in one kernel, as on a GPU. optimizer: "fused" needs nothing
+    beside its state, "foreach" an FP32 copy of all this rank's parameters, "loop" two of the largest. `ConfigError` for
+    unknown names.
     """
     if recipe not in RECIPES:
         raise ConfigError(f"recipe={recipe!r} is unknown (there are: {', '.join(RECIPES)})")
     if sharding not in STRATEGIES:
         raise ConfigError(f"sharding={sharding!r} is unknown (there are: {', '.join(STRATEGIES)})")
+    if optimizer not in ("fused", "foreach", "loop"):
+        raise ConfigError(f"optimizer={optimizer!r} is unknown (there are: fused, foreach, loop)")
     kind, form = RECIPES[recipe], STRATEGIES[sharding]
     width = compute_bytes or kind.weights
     p, v = pipeline, 2 if schedule in V_SHAPED else chunks
@@ -129,7 +81,7 @@ def stage_bytes(
     dense = mine
     if model.experts:
         dense = layers_on(model.layers, rank=rank, pipeline=p, chunks=v, schedule=schedule, before=model.dense_layers)
-    sizes = {mixture: _block(model, mixture, tensor, expert) for mixture in (False, True)}
+    sizes = {mixture: block_size(model, mixture, tensor, expert) for mixture in (False, True)}
     table = model.vocab * model.width / tensor
     shared = 1 * np.logical_and(first, last) if model.tied else 0
     head = last * (table + model.width)
@@ -138,13 +90,16 @@ def stage_bytes(
     held = dense * sizes[False].all + (mine - dense) * sizes[True].all + outside
     largest = np.maximum(np.where(dense > 0, sizes[False].all, 0), np.where(mine > dense, sizes[True].all, 0))
 
+    fused = np.where(np.asarray(tensor) > 1, 1, 2) if model.gated else 1  # gate and up are one matrix unless cut
+    matrix = np.maximum(fused * sizes[False].down, table * np.logical_or(first, last))
+
     # What stays, each category whole or shared out.
     group = data_ranks * context / (replicas if sharding == "hsdp" else 1)
 
     def stays(name: str, parameters: Any, each: float) -> Any:
         return parameters * each / (group if name in form.sharded else 1)
 
-    rest = {
+    rest: dict[str, Any] = {
         "weights": stays("weights", held, kind.weights),
         "optimizer": stays("optimizer", held, kind.master + kind.moments),
     }
@@ -184,7 +139,7 @@ def stage_bytes(
 
     adding = there & (not cut)
     work = {
-        mixture: _working(
+        mixture: working(
             blocks[mixture], sizes[mixture], recompute, tokens, each=each, adding=adding, sent=sending * largest - unit
         )
         for mixture in (False, True)
@@ -242,10 +197,11 @@ def stage_bytes(
             "gathered": around + unit + not_dropped,
         },
         **backward,
-        "optimizer": {**rest, "gradients": gradients, "update": stays("optimizer", held, _update(recipe))},
+        "optimizer": {
+            **rest,
+            "gradients": gradients,
+            # 16-bit gradients become FP32 (`masters.MasterWeights`), and the optimizer's own temporaries.
+            "update": stays("optimizer", held, 2 if recipe == "adamw-16bit" else 0)
+            + stays("optimizer", {"fused": 0, "foreach": held, "loop": 2 * matrix}[optimizer], 4),
+        },
     }
-
-
-def _update(recipe: str) -> int:
-    """Bytes a parameter that the update adds: 16-bit gradients become FP32 for it (`masters.MasterWeights`)."""
-    return 2 if recipe == "adamw-16bit" else 0
