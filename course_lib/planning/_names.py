@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from course_lib.planning.values import RANGES, plain
+from course_lib.planning.values import RANGES, number_in, plain
 
 __all__ = ["SECTION_NAMES", "other_name"]
 
@@ -132,6 +132,8 @@ def other_name(section: str, word: str, value: Any) -> str | None:
         return None
     place = "" if name.section == section else f" in [{name.section}]"
     bounds = RANGES[name.section].get(name.key)
+    if isinstance(value, str) and bounds is not None:
+        value = number_in(value, bounds.unit)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if bounds is None or not number or not bounds.low <= value * name.factor <= bounds.high:
         unit = "" if bounds is None else f" ({bounds.unit})"

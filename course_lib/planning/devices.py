@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from importlib import resources
 
 from course_lib.errors import ConfigError
+from course_lib.planning._words import near as words_near
 from course_lib.planning.spec import HardwareSpec
-from course_lib.settings import nearest
 
 __all__ = ["DEVICES", "STORAGE_GB_PER_S_A_DEVICE", "Device", "assumed", "fill", "find"]
 
@@ -73,7 +73,7 @@ def find(name: str) -> str:
         if _letters(known) == _letters(name):
             return known
     starts = [known for known in DEVICES if _letters(name) and _letters(known).startswith(_letters(name))]
-    near = f"; did you mean {' or '.join(map(repr, starts))}?" if starts else nearest(name, DEVICES)
+    near = f"; did you mean {' or '.join(map(repr, starts))}?" if starts else words_near(name, DEVICES)
     raise ConfigError(
         f'hardware.device = "{name}" is unknown{near} (there are: {", ".join(DEVICES)}); for another leave it out and '
         "give memory_gib, peak_tflops, inside_gb_per_s and across_gb_per_s"

@@ -18,9 +18,9 @@ from typing import Any
 
 from course_lib.errors import ConfigError
 from course_lib.planning._names import SECTION_NAMES, other_name
+from course_lib.planning._words import near
 from course_lib.planning.spec import Assumptions, DataSpec, HardwareSpec, LayoutSpec, ModelSpec, RunSpec
-from course_lib.planning.values import RANGES, Kind, check_value, kinds, shown
-from course_lib.settings import nearest
+from course_lib.planning.values import RANGES, Kind, check_value, clipped, kinds, number_in, plain, shown
 
 __all__ = ["SECTIONS", "from_dict", "load", "loads", "merged", "name_of", "read", "reads", "to_toml", "with_settings"]
 
@@ -59,23 +59,32 @@ def _explained(text: str, message: str) -> str:
     if not at.isdecimal() or not 0 < int(at) <= len(lines):
         return message
     line = lines[int(at) - 1].strip()
-    value = line.partition("=")[2].strip()
+    key, _, value = (part.strip() for part in line.partition("#")[0].partition("="))
     if value in ("True", "False"):
         hint = f"; write {value.lower()}"
-    elif value[:1].isdigit() and any(letter.isalpha() for letter in value):
-        hint = "; write the number alone: the unit stands in the key, and 15e12 is 15 trillion"
+    elif value[:1].isdigit():
+        hint = f"; {_number_alone(key, value)}"
     elif ":" in line and "=" not in line:
         hint = "; write key = value"
     elif value[:1].isalpha():
         hint = "; write words in quotes"
     else:
         hint = ""
-    return f"{message}: {shown(line)[1:-1] or 'an empty line'}{hint}"
+    return f"{message}: {clipped(line) or 'an empty line'}{hint}"
+
+
+def _number_alone(key: str, value: str) -> str:
+    """What to write instead of "80 GiB" and "15T"."""
+    unit = next((table[key].unit for table in RANGES.values() if key in table), None)
+    number = None if unit is None else number_in(value, unit)
+    if number is None:
+        return "write one number, without a unit: the unit stands in the key, and 15e12 is 15 trillion"
+    return f"write {key} = {plain(number, number == int(number) and number < 1e6)}"
 
 
 def read(path: str | Path) -> dict[str, Any]:
     """The sections of a file as dictionaries, not yet checked. `ConfigError` when it cannot be read, or is no text."""
-    name = shown(str(path))[1:-1]
+    name = clipped(str(path), 200)
     try:
         file = Path(path)
         if file.is_dir():
@@ -183,8 +192,8 @@ def _section(section: str, cls: type, values: Mapping[str, Any], there: bool) ->
 
 def _unknown_section(word: str) -> str:
     other = SECTION_NAMES.get(word.lower())
-    near = f"; did you mean [{other}]?" if other else nearest(word, SECTIONS)
-    return f"there is no section [{shown(word)[1:-1]}]{near} (there are: {', '.join(SECTIONS)})"
+    meant = f"; did you mean [{other}]?" if other else near(word, SECTIONS)
+    return f"there is no section [{clipped(word)}]{meant} (there are: {', '.join(SECTIONS)})"
 
 
 def _no_section(section: str, value: Any) -> str:
@@ -199,14 +208,12 @@ def _unknown_top(key: str, value: Any) -> str:
     if homes:
         return f"{key} stands outside of a section; it belongs below {' or '.join(f'[{home}]' for home in homes)}"
     hint = other_name("", key, value)
-    words = f": {hint}" if hint else nearest(key, ["name", "base", *SECTIONS])
-    return (
-        f"{shown(key)[1:-1]} is no key of the top{words} (there are name, base and the sections {', '.join(SECTIONS)})"
-    )
+    words = f": {hint}" if hint else near(key, ["name", "base", *SECTIONS])
+    return f"{clipped(key)} is no key of the top{words} (there are name, base and the sections {', '.join(SECTIONS)})"
 
 
 def _unknown_key(section: str, key: str, value: Any) -> str:
-    where = f"{section}.{shown(key)[1:-1]}"
+    where = f"{section}.{clipped(key)}"
     homes = [home for home, cls in SECTIONS.items() if key in kinds(cls)]
     if homes:
         return f"{where} stands in the wrong section; {key} belongs below {' or '.join(f'[{home}]' for home in homes)}"
@@ -214,7 +221,9 @@ def _unknown_key(section: str, key: str, value: Any) -> str:
     if hint:
         return f"{where} is no key: {hint}"
     known = kinds(SECTIONS[section])
-    return f"{where} is no key{nearest(key, known)} ([{section}] has: {', '.join(known)})"
+    if isinstance(value, Mapping):
+        return f"[{where}]: a section has no sections of its own; write its keys below [{section}]"
+    return f"{where} is no key{near(key, known)} ([{section}] has: {', '.join(known)})"
 
 
 def loads(text: str, name: str = "the text") -> RunSpec:
@@ -224,7 +233,7 @@ def loads(text: str, name: str = "the text") -> RunSpec:
 
 def load(path: str | Path) -> RunSpec:
     """The run of a TOML file, called as the file unless it has a name."""
-    return _named(read(path), shown(str(path))[1:-1], name_of(path))
+    return _named(read(path), clipped(str(path), 200), name_of(path))
 
 
 def name_of(path: str | Path) -> str:

@@ -11,12 +11,16 @@ from itertools import count
 from math import gcd
 
 from course_lib.errors import ConfigError, ScheduleError
+from course_lib.planning._words import near
 from course_lib.planning.devices import fill
 from course_lib.planning.formulas import RECIPES
 from course_lib.planning.spec import RunSpec
-from course_lib.settings import nearest
 
 __all__ = ["check", "divisors", "nearest_numbers"]
+
+
+LARGEST_BATCH = 1e9
+"""Tokens: ten times what anybody has published is taken for a slip, if it is a multiple of the sequence."""
 
 
 def divisors(number: int) -> list[int]:
@@ -41,8 +45,8 @@ def _multiples(wanted: int, of: int) -> str:
 def _divides(key: str, value: int, what: str, number: int) -> None:
     """`value` has to divide `number`; the message has the nearest that do."""
     if number % value:
-        near = nearest_numbers(value, divisors(number))
-        raise ConfigError(f"{key} = {value} does not divide {what} = {number}; try {near}")
+        fits = nearest_numbers(value, divisors(number))
+        raise ConfigError(f"{key} = {value} does not divide {what} = {number}; try {fits}")
 
 
 def check(run: RunSpec) -> RunSpec:
@@ -82,7 +86,7 @@ def _model(run: RunSpec) -> None:
     if not 1 <= model.active_experts <= model.experts:
         raise ConfigError(
             f"model.active_experts = {model.active_experts} must be from 1 to model.experts = {model.experts}; "
-            f"try {max(1, min(model.active_experts, model.experts))}"
+            f"try {min(model.active_experts or 2, model.experts)}"
         )
     if model.dense_layers >= model.layers:
         raise ConfigError(
@@ -104,8 +108,8 @@ def _devices(run: RunSpec) -> None:
         for key in ("tensor", "pipeline", "context"):
             rest = one // getattr(layout, key)
             if devices % rest == 0:
-                near = nearest_numbers(getattr(layout, key), divisors(devices // rest))
-                way += f", or layout.{key} = {near} and data to match"
+                fits = nearest_numbers(getattr(layout, key), divisors(devices // rest))
+                way += f", or layout.{key} = {fits} and data to match"
     raise ConfigError(
         f"layout.data = {layout.data} does not fit: {product} are {layout.devices} devices, and hardware.devices = "
         f"{devices}; {way}"
@@ -115,11 +119,16 @@ def _devices(run: RunSpec) -> None:
 def _batch(run: RunSpec) -> None:
     layout, data = run.layout, run.data
     batch, once = data.global_batch, layout.data * layout.micro_batch
+    if run.batch_tokens > LARGEST_BATCH and batch % data.sequence == 0:
+        raise ConfigError(
+            f"data.global_batch = {batch} looks like tokens, as it makes {run.batch_tokens:.3g} of them; it is in "
+            f"sequences: write global_batch = {batch // data.sequence}"
+        )
     if batch % once:
         ways = [f"global_batch = {_multiples(batch, once)}"]
         if batch % layout.micro_batch == 0:
-            near = nearest_numbers(layout.data, divisors(batch // layout.micro_batch))
-            ways.append(f"layout.data = {near} (and devices to match)")
+            fits = nearest_numbers(layout.data, divisors(batch // layout.micro_batch))
+            ways.append(f"layout.data = {fits} (and devices to match)")
         if batch % layout.data == 0:
             ways.append(f"layout.micro_batch = {nearest_numbers(layout.micro_batch, divisors(batch // layout.data))}")
         raise ConfigError(
@@ -179,7 +188,7 @@ def _sharding(run: RunSpec) -> None:
     layout = run.layout
     training = [name for name, recipe in RECIPES.items() if recipe.gradients]
     if layout.recipe not in training:
-        what = "trains nothing" if layout.recipe in RECIPES else f"is unknown{nearest(layout.recipe, training)}"
+        what = "trains nothing" if layout.recipe in RECIPES else f"is unknown{near(layout.recipe, training)}"
         raise ConfigError(f'layout.recipe = "{layout.recipe}" {what} (there are: {", ".join(training)})')
     if layout.sharding != "hsdp":
         if layout.replicas > 1:
@@ -212,8 +221,9 @@ def _pipeline(run: RunSpec) -> RunSpec:
     layout, layers = run.layout, run.model.layers
     name, ranks, m = layout.schedule, layout.pipeline, run.accumulation
     if name not in SCHEDULES:
-        near = nearest(name, SCHEDULES)
-        raise ConfigError(f'layout.schedule = "{name}" is unknown{near} (there are: {", ".join(SCHEDULES)})')
+        raise ConfigError(
+            f'layout.schedule = "{name}" is unknown{near(name, SCHEDULES)} (there are: {", ".join(SCHEDULES)})'
+        )
     chunks = 2 if name in ("zbv", "dualpipev") and layout.chunks == 1 and ranks > 1 else layout.chunks
     if ranks == 1:
         if chunks > 1:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Union, get_args, get_origin
 
 from course_lib.errors import ConfigError
-from course_lib.settings import nearest
+from course_lib.planning._words import near
 
-__all__ = ["RANGES", "Kind", "Range", "check_value", "check_values", "kinds", "number_in", "plain", "shown"]
+__all__ = ["RANGES", "Kind", "Range", "check_value", "check_values", "clipped", "kinds", "number_in", "plain", "shown"]
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,17 @@ def shown(value: Any) -> str:
         return f"a number of about {math.ceil(math.log10(abs(value)))} digits"
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else " ".join(str(value).split())
+    return clipped(json.dumps(value, ensure_ascii=False) if isinstance(value, str) else " ".join(str(value).split()))
+
+
+def clipped(text: str, length: int = 40) -> str:
+    """A text on one line, with question marks for what cannot be printed, and no longer than that."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= 40 else text[:36] + " ..."
+    return text if len(text) <= length else text[: length - 4] + " ..."
 
 
 _NUMBER = re.compile(r"([-+]?(?:\d[\d_,]*)?\.?\d+(?:e[-+]?\d+)?)\s*([a-zµ%][a-z/%*0-9 ]*)?", re.IGNORECASE)
-_TIMES = {"k": 1e3, "m": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
+_TIMES = {"m": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
 _UNITS: tuple[tuple[str, dict[str, float]], ...] = (
     # The GB of a GPU's data sheet are GiB: memory stacks come in powers of two.
     ("GiB", {"gib": 1, "gb": 1, "mib": 2.0**-10, "mb": 2.0**-10, "tib": 2.0**10, "tb": 2.0**10}),
@@ -205,7 +209,7 @@ def _not_a_number(where: str, value: Any, kind: Kind, bounds: Range) -> ConfigEr
 def _too_large(where: str, value: float, bounds: Range, whole: bool) -> ConfigError:
     key = where.rpartition(".")[2]
     for factor, unit in bounds.mistaken:
-        if bounds.low < value / factor <= bounds.high:
+        if bounds.low < value / factor <= bounds.high and value >= 5 * bounds.high:  # 1.5 is not 1.5 percent
             return ConfigError(
                 f"{_said(where, value)} looks like {unit}, not {bounds.unit}: "
                 f"write {key} = {plain(value / factor, False)}"
@@ -254,8 +258,9 @@ def check_value(section: str, key: str, value: Any, kind: Kind) -> None:
         words = f"one of {', '.join(kind.choices)}" if kind.choices else "text"
         raise ConfigError(f'{_said(where, value)} must be {words}, in quotes: {key} = "..."')
     elif kind.choices and value not in kind.choices:
-        near = nearest(value, kind.choices)
-        raise ConfigError(f"{_said(where, value)} is unknown{near} (there are: {', '.join(kind.choices)})")
+        raise ConfigError(
+            f"{_said(where, value)} is unknown{near(value, kind.choices)} (there are: {', '.join(kind.choices)})"
+        )
     elif not value.strip() or len(value) > 80 or not value.isprintable():
         raise ConfigError(f"{_said(where, value)} must be text on one line, 1 to 80 characters")
 

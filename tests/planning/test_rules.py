@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_told_with_the_nearest_that_does(changes, said, off
 
 MOE_CASES = [
     (dict(model__active_experts=9), "model.active_experts = 9 must be from 1 to model.experts = 8; try 8"),
-    (dict(model__active_experts=0), "model.active_experts = 0 must be from 1 to model.experts = 8; try 1"),
+    (dict(model__active_experts=0), "model.active_experts = 0 must be from 1 to model.experts = 8; try 2"),
     (dict(model__dense_layers=32), "model.dense_layers = 32 leaves no layer of 32 for the experts; try 31"),
     (dict(layout__expert=3), "layout.expert = 3 must divide model.experts = 8 and layout.data = 64; try 2 or 4"),
     (dict(layout__expert=16), "layout.expert = 16 must divide model.experts = 8 and layout.data = 64; try 8"),
@@ -181,6 +181,13 @@ MOE_CASES = [
 @pytest.mark.parametrize("changes, said", MOE_CASES, ids=[said[:30] for _, said in MOE_CASES])
 def test_experts(changes, said):
     assert said in refused(changed(MOE, **changes))
+
+
+def test_a_batch_in_tokens_and_words_of_other_programs():
+    said = refused(changed(RUN, data__global_batch=2**22))
+    assert "data.global_batch = 4194304 looks like tokens" in said and "write global_batch = 512" in said
+    assert "did you mean 'adamw-16bit-fp32-gradients'?" in refused(changed(RUN, layout__recipe="bf16"))
+    assert "did you mean 'zb_h1'?" in refused(changed(RUN, layout__schedule="ZeroBubble"))
 
 
 def test_hsdp_needs_two_ranks():

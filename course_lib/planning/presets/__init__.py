@@ -13,9 +13,9 @@ from importlib import resources
 from typing import Any
 
 from course_lib.errors import ConfigError
+from course_lib.planning._words import near
 from course_lib.planning.files import from_dict
 from course_lib.planning.spec import RunSpec
-from course_lib.settings import nearest
 
 __all__ = ["about", "preset", "preset_sections", "presets"]
 
@@ -35,7 +35,7 @@ def presets() -> list[str]:
 
 def _text(name: str) -> str:
     if name not in _names():
-        raise ConfigError(f"there is no preset {name!r}{nearest(name, _names())} (there are: {', '.join(_names())})")
+        raise ConfigError(f"there is no preset {name!r}{near(name, _names())} (there are: {', '.join(_names())})")
     return _FOLDER.joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
