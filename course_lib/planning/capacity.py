@@ -20,9 +20,9 @@ from course_lib.planning.stage_memory import stage_bytes
 __all__ = ["USABLE", "StageMemory", "device_limit", "peak_bytes", "stage_bytes", "stages"]
 
 USABLE = 0.94
-"""Share of a device's memory that a plan's tensors may fill. The rest goes to the CUDA context and NCCL's buffers (1 to 2
-GiB of 80) and to what the allocator cannot use because it lies in pieces. An assumption, and a narrow one: torchtitan's
-published rows reserve a quarter more than their tensors' bytes by this count (tests/planning/test_capacity.py)."""
+"""Share of a device's memory that a plan's tensors may fill. The rest goes to the CUDA context and NCCL's buffers (1 to
+2 GiB of 80) and to what the allocator cannot use because it lies in pieces. An assumption, and a narrow one:
+torchtitan's published rows reserve a quarter more than their tensors' bytes by this count (test_capacity.py)."""
 
 
 @dataclass(frozen=True)
