@@ -160,7 +160,7 @@ def capacity_figure(
             va="top",
             size=9.5,
             color=COLORS["ink"] if place == 0 else COLORS["muted"],
-        )
+        ).set_in_layout(False)
     if row:
         numbers(fig, row)
     return fig
@@ -171,7 +171,7 @@ def _high(rows: int) -> int:
     return 92 + round(rows * (38 if rows <= 4 else 26 if rows <= 8 else 18 if rows <= 16 else 11))
 
 
-def _numbered(risks: Sequence[str], width: int = 118, most: int = 4) -> list[str]:
+def _numbered(risks: Sequence[str], width: int = 100, most: int = 4) -> list[str]:
     """The first risks with their place, wrapped."""
     lines = []
     for place, text in enumerate(risks[:most], 1):
@@ -230,10 +230,22 @@ def _stack(
     start = 0.0
     for name, size in sizes.items():
         color = colors.get(name, COLORS["rule"])
-        ax.barh(place, size, left=start, height=0.72, color=color, edgecolor=COLORS["paper"], linewidth=0.8, zorder=2)
+        ax.barh(
+            place,
+            size,
+            left=start,
+            height=0.72,
+            color=color,
+            edgecolor=COLORS["paper"],
+            linewidth=0.8,
+            hatch=_hatch(color),
+            zorder=2,
+        )
         if words and size >= 0.055 * longest:
             at = (start + size / 2, place)
-            ax.annotate(readable(size), at, ha="center", va="center", size=9, color=text_on(color), zorder=5)
+            text = ax.annotate(readable(size), at, ha="center", va="center", size=9, color=text_on(color), zorder=5)
+            if _hatch(color):
+                text.set_path_effects([withStroke(linewidth=3, foreground=color)])
         start += size
     return start
 
@@ -262,13 +274,19 @@ def _rows(ax: Axes, names: list[str], headroom: float) -> None:
 
 
 def _key(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
-    """Squares with names over the axes, from the left."""
-    patches = [Patch(facecolor=color, edgecolor=COLORS["rule"], linewidth=0.5, label=name) for name, color in entries]
+    """Squares with names over the axes, from the left, in two rows where one has no room."""
+    rows = 1 if sum(30 + 6.2 * len(name) for name, _ in entries) < 690 else 2
+    cols = -(-len(entries) // rows)
+    order = [entries[row * cols + col] for col in range(cols) for row in range(rows) if row * cols + col < len(entries)]
+    patches = [
+        Patch(facecolor=color, edgecolor=_edge(color), hatch=_hatch(color), linewidth=0.5, label=name)
+        for name, color in order
+    ]
     legend = ax.legend(
         handles=patches,
         loc="lower left",
         bbox_to_anchor=(0, 1),
-        ncols=len(patches),
+        ncols=cols,
         frameon=False,
         fontsize=9,
         handlelength=0.9,
@@ -279,3 +297,12 @@ def _key(ax: Axes, entries: Sequence[tuple[str, str]]) -> None:
     )
     for text in legend.get_texts():
         text.set_color(COLORS["ink"])
+
+
+def _hatch(color: str) -> str | None:
+    """The optimizer's bytes, between two that are as dark."""
+    return "////" if color == COLORS["optimizer"] else None
+
+
+def _edge(color: str) -> str:
+    return COLORS["paper"] if color == COLORS["optimizer"] else COLORS["rule"]

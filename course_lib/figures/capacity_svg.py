@@ -20,7 +20,11 @@ _LEFT, _RIGHT = 70.0, 690.0
 _ROW = 20.0  # of the key
 _MOST = 5  # risks that are written out
 _PAPER = "var(--jp-layout-color0, #FFFFFF)"
-_HALO = f'style="paint-order: stroke; stroke: {_PAPER}; stroke-width: 4px; stroke-linejoin: round"'
+_HATCH = (
+    '<defs><pattern id="course-capacity-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><path d="M0 0V6" stroke="#FFFFFF" stroke-opacity="0.75" stroke-width="2.4"/>'
+    "</pattern></defs>"
+)
 
 
 def capacity_svg(
@@ -36,7 +40,7 @@ def capacity_svg(
     """Like `capacity.capacity_figure`. A risk is (what, the smallest change that mends it)."""
     parts, bottom = _memory(bars, usable, memory)
     more, bottom = _step(times, bottom + 40)
-    return head(title, subtitle) + svg(round(bottom + 8), parts + more) + _risks(risks)
+    return head(title, subtitle) + svg(round(bottom + 8), [_HATCH, *parts, *more]) + _risks(risks)
 
 
 def impossible_svg(rows: int, nearest: Sequence[tuple[str, str]], told: str, *, title: str, subtitle: str) -> str:
@@ -79,7 +83,7 @@ def _memory(bars: Mapping[str, Mapping[str, float]], usable: float, memory: floa
         pieces, at = _boxes(boxes, MEMORY_COLORS, px, y, 0.78 * step, gib)
         parts += pieces
         if named:
-            weight = 'font-weight="700" ' * (sum(sizes.values()) > usable) + _small(step) + _HALO
+            weight = 'font-weight="700" ' * (sum(sizes.values()) > usable) + _small(step) + _halo(_PAPER)
             ends.append(put_text(at + 6, middle, gib(sum(sizes.values())), anchor="start", extra=weight))
     parts.append(line(limit, top - 6, limit, end, PAGE, 2))
     dotted = f'stroke="{PAGE}" stroke-width="1.2" stroke-dasharray="2 3"'
@@ -106,6 +110,10 @@ def _step(times: Mapping[str, float], top: float) -> tuple[list[str], float]:
     return parts + below, bottom
 
 
+def _halo(color: str) -> str:
+    return f'style="paint-order: stroke; stroke: {color}; stroke-width: 4px; stroke-linejoin: round"'
+
+
 def _small(step: float) -> str:
     return 'font-size="11.5" ' if step < 24 else ""
 
@@ -125,10 +133,12 @@ def _boxes(
         area = f'x="{at:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{high:.1f}"'
         edge = f'stroke="{_PAPER}" stroke-width="1"'
         parts.append(f"<rect {area} {_fill(color)} {edge}><title>{html.escape(told)}</title></rect>")
+        if color == COLORS["optimizer"]:  # between two colours that are as dark
+            parts.append(f'<rect {area} fill="url(#course-capacity-hatch)" pointer-events="none"/>')
         words = text(size)
         if high >= 14 and wide > 12 + 7 * len(words):
             where = (at + wide / 2, top + high / 2)
-            extra = 'pointer-events="none" ' + _small(high + 8)
+            extra = 'pointer-events="none" ' + _small(high + 8) + _halo(color) * (color == COLORS["optimizer"])
             ink = PAGE if color == COLORS["idle"] else text_on(color)
             parts.append(put_text(*where, words, fill=ink, extra=extra))
         at += wide
@@ -149,6 +159,8 @@ def _key(entries: Sequence[tuple[str, str]], top: float) -> tuple[list[str], flo
             x, top = 0.0, top + _ROW
         box = f'x="{x:.1f}" y="{top - 5.5:.1f}" width="11" height="11"'
         parts.append(f'<rect {box} {_fill(color)} stroke="{RULE}" stroke-width="0.6"/>')
+        if color == COLORS["optimizer"]:
+            parts.append(f'<rect {box} fill="url(#course-capacity-hatch)"/>')
         parts.append(put_text(x + 16, top, text, anchor="start"))
         x += wide + 14
     return parts, top

@@ -72,17 +72,17 @@ def _words(values: Mapping[str, Any], made: Plan) -> tuple[str, str]:
     fullest = f"The fullest is stage {memory.worst}" if made.run.layout.pipeline > 1 else "Fullest"
     return title, (
         f"{values['model']} on {made.run.hardware.devices:,} {values['machine']}: {_layout(made.run)}. "
-        f"{fullest} at {_AT.get(stage.at, stage.at)}, most of it {said(stage.filled_by)}."
+        f"{fullest} {_AT.get(stage.at, stage.at)}; most of it: {said(stage.filled_by)}."
     )
 
 
 _AT = {
-    "forward": "the end of forward",
-    "loss": "the loss",
-    "last norm": "the last norm's backward",
-    "backward": "the first backward of a block",
-    "end of backward": "the end of backward",
-    "optimizer": "the optimizer's step",
+    "forward": "when forward ends",
+    "loss": "at the loss",
+    "last norm": "when the last norm runs backward",
+    "backward": "when backward begins",
+    "end of backward": "when backward ends",
+    "optimizer": "in the optimizer's step",
 }
 
 
@@ -108,7 +108,7 @@ def _draw(**values: Any) -> View:
     except ConfigError as error:
         return _impossible(values, str(error))
     title, subtitle = _words(values, made)
-    memory, amount = made.memory, made.amount
+    memory, amount, often = made.memory, made.amount, made.cadence.interruptions
     parts = ", ".join(f"{said(name)} {seconds_text(size)}" for name, size in made.step.parts.items() if size > 0)
     peaks = ", ".join(gib(stage.peak) for stage in memory.stages)
     risks = [(_sentence(risk.text), risk.remedy) for risk in made.risks]
@@ -120,7 +120,7 @@ def _draw(**values: Any) -> View:
         message=(
             f"{made.parameters.total / 1e9:.3g} billion parameters. {_many(amount.steps, 'step')} of "
             f"{_many(amount.sequences, 'sequence')}, {_many(amount.micro_batches, 'micro-batch')} a data rank. "
-            f"Interruptions expected: {readable(made.cadence.interruptions)}."
+            + (f"Interruptions expected: {readable(often)}." if isfinite(often) else "It never ends.")
         ),
         data={"plan": made},
     )

@@ -34,9 +34,9 @@ _MODELS = {
     "1B": "1b-on-8-h100",
     "Llama 2 7B": "7b-on-64-a100",
     "Llama 2 70B": "llama-2-70b",
+    "BLOOM 176B": "bloom-176b",
     "Llama 3 405B": "llama-3-405b",
     "Mixtral 8x7B": "moe-8x7b-on-128-h100",
-    "DeepSeek-V3": "deepseek-v3",
 }
 _SHARDING = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2", "FSDP": "fsdp", "HSDP": "hsdp"}
 _SCHEDULES = {
@@ -206,14 +206,20 @@ def together(values: Mapping[str, Any]) -> dict[str, Any]:
         if _possible({**values, **changed}):
             break
         changed[name] = harmless
-    for name in list(changed):
-        fewer = {other: value for other, value in changed.items() if other != name}
-        if _possible({**values, **fewer}):
-            changed = fewer
+    changed = _needed(values, changed)
     grids = {control.name: _grid(control) for control in controls() if not isinstance(control, ChoiceControl)}
     for name in [name for name in changed if name in grids]:
         nearer = sorted(grids[name], key=lambda one, name=name: abs(one - values[name]))  # type: ignore[misc]
         changed[name] = next(one for one in nearer if _possible({**values, **changed, name: one}))
+    return _needed(values, changed)
+
+
+def _needed(values: Mapping[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """Those changes without which it stays impossible."""
+    for name in list(changed):
+        fewer = {other: value for other, value in changed.items() if other != name}
+        if _possible({**values, **fewer}):
+            changed = fewer
     return changed
 
 
