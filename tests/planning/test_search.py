@@ -78,12 +78,16 @@ def brute(run: RunSpec) -> dict[tuple, tuple[float, float]]:
     return found
 
 
+ODD = small(fused_attention=False, sequence_parallel=False)
+ODD = replace(ODD, data=replace(ODD.data, sequence=516))  # of four context ranks, but not of their eight pieces
+
+
 @pytest.fixture(scope="module", params=["dense", "mixture", "plain attention, no sequence parallel"])
 def case(request):
     run = {
         "dense": small(),
         "mixture": small(model=MIXTURE),
-        "plain attention, no sequence parallel": small(fused_attention=False, sequence_parallel=False),
+        "plain attention, no sequence parallel": ODD,
     }[request.param]
     expected = brute(run)
     middle = sorted(peak for peak, _ in expected.values())[len(expected) // 2]  # half of them fit
