@@ -45,24 +45,24 @@ def search_sections(found: Search) -> list[Section]:
     shown = _thinned(found.pareto)
     table = Table(("a step", "slower", "GiB", "layout"), tuple(_row(one, best) for one in shown), words=(3,))
     left = len(found.pareto) - len(shown)
-    notes = (f"{left} more lie between these; --json has them.",) if left else ()
-    rivals = Table(
-        ("other", "a step", "what it loses"),
-        tuple((name.replace("_", "-"), duration(one.option.seconds), one.why) for name, one in found.rivals.items()),
-        words=(0, 2),
-    )
+    notes = (f"{left} more are not shown; --json has them.",) if left else ()
+    rivals: dict[tuple[float, str], list[str]] = {}
+    for name, one in found.rivals.items():
+        rivals.setdefault((one.option.seconds, one.why), []).append(name.replace("_", "-"))
+    rows = tuple((", ".join(names), duration(seconds), why) for (seconds, why), names in rivals.items())
+    other = Table(("another", "a step", "what it loses"), rows, words=(0, 2))
     front = Section(
         "Time against memory: no layout is both faster and smaller than one of these", table=table, notes=notes
     )
-    worth = [Section("The best layout with another value of one choice", table=rivals)] if rivals.rows else []
+    worth = [Section("The best layout with another value of one choice", table=other)] if rows else []
     return [Section("Search", tuple(facts)), front, *worth]
 
 
 def _thinned(front: Sequence[Option], step: float = 0.85) -> list[Option]:
-    """Those that need clearly less than the one before, in memory: each at most `step` times."""
+    """Those that need clearly less memory than the one before (at most `step` times), up to thrice the best time."""
     kept: list[Option] = []
     for one in front:
-        if not kept or one.peak <= step * kept[-1].peak:
+        if not kept or (one.peak <= step * kept[-1].peak and one.seconds <= 3 * kept[0].seconds):
             kept.append(one)
     return kept
 

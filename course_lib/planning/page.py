@@ -62,7 +62,9 @@ ol.risks b { display: block; font-weight: 600; }
 .note { color: var(--soft); font-size: .88rem; margin: .4rem 0; }
 footer { color: var(--soft); font-size: .82rem; margin-top: 3rem; border-top: 1px solid var(--line);
   padding-top: .6rem; }
-@media (max-width: 40rem) { .bar { grid-template-columns: 4.2rem 5.2rem 1fr; gap: .35rem; } }
+@media (max-width: 40rem) { .facts tr { display: grid; grid-template-columns: 1fr auto; }
+  .facts td.s { grid-column: 1 / -1; padding-bottom: .6rem; }
+  .bar { grid-template-columns: 4.2rem 5.2rem 1fr; gap: .35rem; } }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } .track i { print-color-adjust: exact;
   -webkit-print-color-adjust: exact; } section { break-inside: avoid; } }
 """

@@ -106,7 +106,8 @@ def _table(table: Table, width: int) -> list[str]:
     table = Table(table.header[:cut], tuple(row[:cut] for row in table.rows), table.words)
     last = len(table.header) - 1
     wide = [max(len(row[place]) for row in (table.header, *table.rows)) for place in range(last + 1)]
-    if 2 + sum(wide) + 2 * last > width:  # headers over several lines
+    least = sum(wide[:last]) + (40 if last in table.words else wide[last])
+    if 2 + least + 2 * last > width:  # headers over several lines
         words = [max(map(len, cell.split() or [""])) for cell in table.header]
         wide = [max(words[place], *(len(row[place]) for row in table.rows)) for place in range(last + 1)]
     if last in table.words:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from course_lib.planning.devices import assumed
 from course_lib.planning.plan import Plan
+from course_lib.planning.steptime import efficiency
 from course_lib.planning.units import count, days, duration, figures, flops, gb, gib, percent, size
 
 __all__ = ["Bar", "Bars", "Fact", "Section", "Table", "headline", "report"]
@@ -114,7 +115,7 @@ def _risks(plan: Plan) -> Section:
 def _time(plan: Plan) -> Section:
     time, step, amount, run = plan.time, plan.step, plan.amount, plan.run
     devices = run.hardware.devices
-    whose = "assumed" if time.assumed else "predicted from shapes, layout and bandwidths"
+    whose = "assumed" if time.assumed else f"predicted; {_efficiency(plan)}"
     speed = f"{time.tokens_per_second:,.0f} tokens a second, {time.tokens_per_second / devices:,.0f} a device"
     facts = [
         Fact("from begin to end", days(time.hours), f"of which computing {days(time.computing_hours)}"),
@@ -132,6 +133,16 @@ def _time(plan: Plan) -> Section:
     said = duration(step.seconds) + (" as predicted" if time.assumed else "")
     bars = Bars((Bar("a step", dict(sorted(parts.items(), key=lambda each: -each[1])), said),))
     return Section("Time", tuple(facts), bars=bars)
+
+
+def _efficiency(plan: Plan) -> str:
+    """The one number of the prediction that is no data sheet's, and where it is from."""
+    device, assume = plan.run.hardware.device, plan.run.assume
+    reached = f"products reach {percent(efficiency(device, assume), 0)} of the best one, "
+    if assume.efficiency is not None:
+        return reached + "as assumed"
+    fitted = efficiency(device) != efficiency(None)
+    return reached + ("fitted on published steps" if fitted else "a guess, as no published step is of this device")
 
 
 def _cost(plan: Plan) -> str:
