@@ -94,7 +94,8 @@ def block_bytes(
     factors = 2 if model.gated else 1
     if mixture and model.experts:
         wide = (model.active_experts + model.shared_experts) * ffn_width(model, expert=True) / t
-        more = width * 2 * d * model.active_experts + 12 * model.experts  # rows taken and given back; scores and gates
+        # Rows taken, answers before and after their gate; scores and gates.
+        more = width * 3 * d * model.active_experts + 12 * model.experts
     else:
         wide, more = ffn_width(model) / t, 0
     each, inside = _norm(model, width, fused_norm), width * (d + 2 * factors * wide)

@@ -5,11 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from course_lib.config import ModelConfig
 from course_lib.errors import ConfigError, ScheduleError
+from course_lib.memory import Peak
+from course_lib.moe import MoEConfig, moe_gpt
 from course_lib.parallel._pipeline_stages import even_shares
 from course_lib.parallel.schedule import SCHEDULES, simulate
+from course_lib.parallel.strategy import summed_loss
 from course_lib.planning.activations import block_bytes, head_bytes, korthikanti_activation_bytes
 from course_lib.planning.capacity import device_limit, layout_keywords, peak_bytes, stage_bytes, stages
 from course_lib.planning.communication import shard_bytes
@@ -82,6 +86,29 @@ def test_a_blocks_activations_are_those_that_are_measured(shape: dict[str, Any])
 def test_a_fused_norm_keeps_the_stream_alone() -> None:
     apart, fused = (block_bytes(LLAMA_8B, 4096, fused_norm=kind).kept["none"] for kind in (False, True))
     assert apart - fused == 2 * (4 * (2 * 4096 + 1) - (2 * 4096 + 8))
+
+
+@pytest.mark.parametrize("experts, visits, inside", [(8, 2, 256), (16, 4, 96)])
+def test_a_mixtures_activations_are_those_that_are_measured(experts: int, visits: int, inside: int) -> None:
+    """0.5%: which tokens go where is found by operations that keep a few numbers a token.
+
+    What its backward needs beside is not checked: our experts are slices of one tensor, and PyTorch makes a gradient as
+    large as all of them for each slice. A kernel for groups does not.
+    """
+    config = ModelConfig(d_model=256, n_layers=2, n_heads=8, vocab_size=500, context=128, tie_embeddings=False)
+    gpt = moe_gpt(config, MoEConfig(n_experts=experts, top_k=visits, d_expert=inside))
+    x, y = torch.randint(0, 500, (2, 4, 128), generator=torch.Generator().manual_seed(0))
+    with Peak([*gpt.parameters(), *gpt.buffers(), x, y]) as memory:
+        before = memory.live
+        value = summed_loss(gpt(x), y, y.numel())
+        kept = memory.live - before
+    value.backward()
+    model = ModelSpec(
+        layers=2, width=256, heads=8, vocab=500, gated=False, experts=experts, active_experts=visits, expert_ffn=inside
+    )
+    head = head_bytes(model, width=4, fused_norm=False)
+    block = block_bytes(model, 128, mixture=True, width=4, fused_norm=False).kept["none"]
+    assert 512 * (2 * block + head.kept + head.log_softmax) == pytest.approx(kept, rel=0.005)
 
 
 def test_korthikantis_table() -> None:
