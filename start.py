@@ -381,12 +381,23 @@ def remove_venv(root):
 
 
 def no_news(root):
-    """JupyterLab of this .venv asks no server for news or updates."""
-    folder = os.path.join(root, ".venv", "share", "jupyter", "lab", "settings")
-    os.makedirs(folder, exist_ok=True)
-    quiet = {"fetchNews": "false", "checkForUpdates": False}
-    with open(os.path.join(folder, "overrides.json"), "w", encoding="utf-8", newline="\n") as file:
-        json.dump({"@jupyterlab/apputils-extension:notification": quiet}, file)
+    """JupyterLab of this .venv asks no server for news or updates, and shows none of nbgrader, which is for tests."""
+    quiet = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+    hidden = {"disabledExtensions": {"@jupyter/nbgrader": True, "@jupyter-notebook/lab-extension": True}}
+    names = ["formgrader", "validate_assignment", "assignment_list", "course_list"]
+    off = dict({"nbgrader.server_extensions." + name: False for name in names}, notebook=False)
+    write_json(root, "share/jupyter/lab/settings/overrides.json", quiet)
+    write_json(root, "share/jupyter/lab/settings/page_config.json", hidden)
+    write_json(root, "etc/jupyter/jupyter_server_config.d/zz_course.json", {"ServerApp": {"jpserver_extensions": off}})
+
+
+def write_json(root, path, content):
+    """Write settings to a file of .venv."""
+    path = os.path.join(root, ".venv", *path.split("/"))
+    if not os.path.isdir(os.path.dirname(path)):
+        os.makedirs(os.path.dirname(path))
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        json.dump(content, file)
 
 
 # ---------------------------------------------------------------- what runs in .venv

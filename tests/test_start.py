@@ -234,6 +234,8 @@ def test_set_up_is_done_once(clone, pip):
     assert (pip.made, pip.calls) == (1, 1)
     settings = json.loads((clone / ".venv/share/jupyter/lab/settings/overrides.json").read_text(encoding="utf-8"))
     assert settings["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
+    page = json.loads((clone / ".venv/share/jupyter/lab/settings/page_config.json").read_text(encoding="utf-8"))
+    assert page["disabledExtensions"]["@jupyter/nbgrader"] is True, "nbgrader is for tests, not for the learner's Lab"
 
 
 def test_new_versions_are_installed_into_the_same_venv(clone, pip):
