@@ -1,5 +1,6 @@
 """The pictures of a plan's memory, time and risks: each piece is there, and as long as it is large."""
 
+import itertools
 import re
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_bar_a_stage_and_the_two_limits(stages):
 
 
 def test_who_is_over_is_bold():
-    figure = figures.stage_memory(bars(4), 75 * G, 80 * G, title="T")
+    figure = figures.stage_memory(bars(4), 75 * G, 96 * G, title="T")
     bold = [text.get_text() for text in figure.axes[0].texts if text.get_weight() == "bold"]
     assert bold == ["84 GiB"]
 
@@ -91,9 +92,11 @@ def test_the_live_picture_has_every_piece_with_its_tooltip(stages):
     titles = re.findall(r"<title>([^<]*)</title>", picture)
     assert len(titles) == stages * 4 + 1 + 5  # logits in the last stage alone; no optimizer in the step
     assert titles[0] == "stage 0: weights 4 GiB" and "bubble: 800 ms" in titles and "T &amp; so" in picture
-    wide = [float(w) for w in re.findall(r'width="([\d.]+)"[^>]*><title>', picture)]
+    boxes = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"[^>]*><title>', picture)
     px = 620 / (84 * G) if stages > 1 else 620 / (90 * G)
-    assert wide[0] == pytest.approx(4 * G * px, abs=0.06)
+    assert float(boxes[0][2]) == pytest.approx(4 * G * px, abs=0.06)
+    for (x, y, wide), (after, row, _) in itertools.pairwise(boxes):  # piece by piece, from the left
+        assert float(after) == pytest.approx(float(x) + float(wide) if y == row else 70, abs=0.11)
     for x, wide_ in re.findall(r'<rect x="([-\d.]+)" y="[-\d.]+" width="([-\d.]+)"', picture):
         assert float(x) >= 0 and float(wide_) >= 0 and float(x) + float(wide_) <= 768
     assert picture.index("Stage 0 needs") < picture.index("Bubble 30%") and "two stages more" in picture

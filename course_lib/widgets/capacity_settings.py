@@ -125,7 +125,7 @@ def controls() -> list[Control]:
         choice("schedule", "schedule", _SCHEDULES, "1F1B", enabled=pipelined, more=True),
         IntControl(
             name="chunks",
-            label="chunks a stage",
+            label="chunks a rank",
             min=2,
             max=8,
             default=2,
@@ -157,7 +157,7 @@ def controls() -> list[Control]:
             format=",.2e",
             more=True,
         ),
-        choice("machine", "devices are", DEVICES, "H100 SXM", more=True),
+        choice("machine", "kind of device", DEVICES, "H100 SXM", more=True),
         doubling("network", "network, times theirs", 1 / 64, 4, 1, format=".3g", enabled=several_nodes, more=True),
         FloatControl(
             name="price", label="an hour of a device", unit="$", min=0.1, max=10, step=0.1, default=2, more=True
