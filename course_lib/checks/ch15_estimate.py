@@ -173,7 +173,7 @@ LIMITS = {
 
 def _wrong_risk(given: str) -> Wrong:
     text, rule = LIMITS[given]
-    return Wrong(f"{given} holds: {text}", rule)
+    return Wrong(f"limit {given} is kept: {text}", rule)
 
 
 def estimate_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:

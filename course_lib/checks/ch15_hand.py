@@ -20,7 +20,16 @@ def hand(variant: int) -> dict[str, Any]:
     experts, and one reads its text more than once."""
     rng = variant_rng("one-billion-by-hand", variant)
     name, peak = PEAKS[int(rng.integers(3))] if variant else PEAKS[1]
-    run = {"all": 1.0, "active": 1.0, "text": 100.0, "epochs": 1, "devices": 8, "mfu": 40, "device": name, "peak": peak}
+    run: dict[str, Any] = {
+        "all": 1.0,
+        "active": 1.0,
+        "text": 100.0,
+        "epochs": 1,
+        "devices": 8,
+        "mfu": 40,
+        "device": name,
+        "peak": peak,
+    }
     if variant:
         run["all"] = run["active"] = float(rng.choice([0.4, 1.5, 3, 7, 13, 34]))
         run["text"] = float(rng.choice([60, 150, 300, 1_000]))
@@ -114,7 +123,7 @@ def hours(variant: int) -> dict[str, Any]:
     """A run to plan, and a run that is over. Odd variants log TFLOP/s with recomputation, even ones an MFU."""
     rng = variant_rng("hours-of-devices", variant)
     name, peak = PEAKS[int(rng.integers(2))]
-    plan = {
+    plan: dict[str, Any] = {
         "parameters": float(rng.choice([3, 8, 13, 30, 70])),
         "tokens": float(rng.choice([0.4, 1.0, 2.0, 6.0])),
         "devices": int(rng.choice([128, 256, 512, 1_024])),
@@ -123,7 +132,7 @@ def hours(variant: int) -> dict[str, Any]:
         "mfu": int(rng.choice([36, 41, 45])),
         "goodput": int(rng.choice([78, 84, 88, 93])),
     }
-    over = {
+    over: dict[str, Any] = {
         "parameters": float(rng.choice([7, 12, 40, 65])),
         "tokens": float(rng.choice([0.3, 0.6, 1.4])),
         "mfu": int(rng.choice([34, 39, 44])),

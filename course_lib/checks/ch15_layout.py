@@ -113,9 +113,9 @@ def layout_text(variant: int) -> str:
 def _made(answer: dict[str, Any]) -> Plan:
     """The plan of an answer. ConfigError where it cannot be."""
     run = cluster(answer["variant"])
-    layout = LayoutSpec(
-        **{key: int(answer[key]) for key in NUMBERS}, **{key: str(answer[key]).strip().lower() for key in WORDS}
-    )
+    numbers: dict[str, Any] = {key: int(answer[key]) for key in NUMBERS}
+    words: dict[str, Any] = {key: str(answer[key]).strip().lower() for key in WORDS}
+    layout = LayoutSpec(**numbers, **words)
     return plan(replace(run, layout=layout, hardware=replace(run.hardware, devices=layout.devices)))
 
 
