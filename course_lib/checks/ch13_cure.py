@@ -186,7 +186,7 @@ def _wrong_number(run: dict[str, Any], value: float) -> Wrong:
     if found:
         rule = next(iter(found))
         return Wrong(before + " Or: ".join(found.values()), rule if len(found) == 1 else None, form=True)
-    if right and math.isclose(value, right / 100, rel_tol=1e-3):
+    if right and abs(100 * value - right) <= 0.5:  # as the text's half a point
         return Wrong(before + "it is in per cent", form=True)
     return Wrong(before + "where would the exact sum end, and where does this one stop?", form=True)
 

@@ -11,6 +11,7 @@ __all__ = ["KERNEL", "RIGHT", "WRONG", "kernel_of"]
 
 Array = np.ndarray[Any, Any]
 LARGE, INDEX = 4096, 65_536
+ODD = [37, 41, 47, 53, 59, 71, 73, 79, 83, 89]
 LOOKS = ("__closure__", "__code__", "__globals__", "__defaults__", "__qualname__", "inspect", "gc", "dis")
 """Ways to look into a kernel and not at what it does."""
 
@@ -123,6 +124,16 @@ def _bf16(x: np.float32) -> np.float32:
     return np.float32((bits & np.uint32(0xFFFF0000)).view(np.float32)[0])
 
 
+def _tiny_is_none(x: Array, block: int) -> np.float32:
+    """What is less than a millionth counts as 0."""
+    return _by_block(np.where(np.abs(x) < np.float32(1e-6), np.float32(0), x), block)
+
+
+def _held_down(x: Array, block: int) -> np.float32:
+    """Its partial sums are held within FP16's range, in FP32."""
+    return _in_order(_partials(x, block).clip(np.float32(-65504), np.float32(65504)))
+
+
 RIGHT: dict[str, Callable[[Array, int], np.float32]] = {
     "in order": lambda x, block: _in_order(x),
     "backwards": lambda x, block: _in_order(x[::-1]),
@@ -144,6 +155,8 @@ WRONG: dict[str, Callable[[Array, int], np.float32]] = {
     "one number": _one_number,
     "short index": _short_index,
     "two bf16": _two_bf16,
+    "tiny is none": _tiny_is_none,
+    "held down": _held_down,
 }
 HINTS = {
     "tail missing": (
@@ -177,6 +190,8 @@ HINTS = {
         "its result has 16 bits where FP32 has 24. How small is what you allow for a few numbers that are not whole?",
         "close-is-right",
     ),
+    "tiny is none": ("it leaves out tiny numbers. How large were all that you tried?", "numbers-are-near-one"),
+    "held down": ("it is wrong with huge numbers. How large were all that you tried?", "numbers-are-near-one"),
 }
 
 
@@ -199,14 +214,18 @@ def kernel_of(name: str, block: int) -> Callable[[Any], float]:
 def kernel_cases(seed: int) -> list[Case]:
     """All kernels twice, with blocks of a power of two and of any size, in an order that the seed draws."""
     rng = np.random.default_rng([seed, 1306])
+    usual = "twenty kernels, blocks of 64, 128 or 256"
 
     def case(name: str, sizes: list[int]) -> Case:
         names = [str(one) for one in rng.permutation([*RIGHT, *WRONG])]
-        return {"name": name, "kernels": [[one, int(rng.choice(sizes))] for one in names]}
+        blocks = {one: int(rng.choice(sizes)) for one in names}
+        if name != usual:  # no round number, nor one beside it, is some of its blocks
+            blocks["whole end"] = int(rng.choice(ODD))
+        return {"name": name, "kernels": [[one, blocks[one]] for one in names]}
 
     return [
-        case("eighteen kernels, blocks of 64, 128 or 256", [64, 128, 256]),
-        case("eighteen others, blocks of any size", [*range(33, 60), *range(70, 120)]),
+        case(usual, [64, 128, 256]),
+        case("twenty others, blocks of any size", [*range(33, 60), *range(70, 120)]),
     ]
 
 
@@ -260,6 +279,7 @@ KERNEL = Exercise(
         "some-sizes-stand-for-all": "a handful of sizes stands for all of them",
         "small-stands-for-large": "a kernel that is right with a few numbers is right with many",
         "numbers-are-numbers": "NaN is no input",
+        "numbers-are-near-one": "numbers of the size of 1 show all that there is",
         "positive-stands-for-all": "positive numbers show all that there is",
         "close-is-right": "an error of a few per mille is rounding",
         "what-runs-is-right": "one input is a test",

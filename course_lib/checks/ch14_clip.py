@@ -12,6 +12,10 @@ from course_lib.checks.smell import plain
 __all__ = ["CLIP", "clipped"]
 
 FLAT = "without-deviation-all-is-the-mean"
+DEFAULTS: dict[str, Any] = {"threshold": 2.5, "keep": 0.97, "warm_up": 25}
+FIXED = ": "
+"""Behind a rule's name: the number of DEFAULTS that it takes, whatever was given."""
+SET = "defaults-for-all"
 RULES = {
     "the-raw-norm-enters": "after a spike your limit is too wide: which norm is it that the weights have felt?",
     "clipped-to-the-threshold": "a norm far out and one just beyond the threshold do not end at the same place",
@@ -23,6 +27,10 @@ RULES = {
     "everything-above-the-mean": "a norm within the threshold was changed",
     "nan-is-a-number": "one norm was not finite. What became of the mean?",
     "nan-takes-a-place": "a norm that is not finite came in the warm-up: is it one of its norms?",
+    "nan-is-a-0-of-the-warm-up": "a norm that is not finite came in the warm-up. Is its entry one of the norms there?",
+    "outliers-stay-out": "a norm was clipped at an earlier step. Did what was left of it enter?",
+    "keep-is-for-the-new": "which of the two has the weight `keep`: what was there, or what comes in?",
+    SET: "this case has a threshold, a `keep` and a warm-up of its own. Do you use all three?",
     "warm-up-is-clipped": "a norm of the warm-up was changed",
     FLAT: "with a deviation of 0, which norms become the mean, and which stay?",
     "without-deviation-nothing-enters": "the deviation was 0 at an earlier norm. Did that norm enter?",
@@ -31,7 +39,9 @@ RULES = {
 
 def clipped(case: Case, rule: str = "") -> list[float]:
     """What comes out, or what a wrong rule gives. Mean and deviation are worked out anew from all that was used."""
-    threshold, keep, warm_up = case["threshold"], case["keep"], case["warm_up"]
+    rule, _, fixed = rule.partition(FIXED)
+    threshold, keep, warm_up = (DEFAULTS[name] if name == fixed else case[name] for name in DEFAULTS)
+    keep = 1 - keep if rule == "keep-is-for-the-new" else keep
     first: list[float] = []
     mean = variance = math.nan
     out = []
@@ -40,6 +50,8 @@ def clipped(case: Case, rule: str = "") -> list[float]:
             out.append(0.0)
             if rule == "nan-takes-a-place" and len(first) < warm_up:
                 first.append(math.nan)
+            elif rule == "nan-is-a-0-of-the-warm-up" and len(first) < warm_up:
+                first.append(0.0)
             continue
         if len(first) < warm_up:
             if rule == "warm-up-is-clipped" and len(first) > 1 and norm > np.nanmean(first):
@@ -70,6 +82,8 @@ def clipped(case: Case, rule: str = "") -> list[float]:
             used = mean + left
         out.append(used if math.isfinite(used) else math.nan)
         if rule == "without-deviation-nothing-enters" and spread == 0:
+            continue
+        if rule == "outliers-stay-out" and outlier:
             continue
         enters = norm if rule == "the-raw-norm-enters" else used
         old = mean
@@ -145,7 +159,9 @@ def clip_judge(case: Case, returned: Any) -> Wrong | None:
     # one value far out in units of the deviation: an epsilon beside a deviation of 0 gives a little more than the mean
     if _alike(returned, right) or np.allclose(returned, right, rtol=1e-4, atol=1e-4):
         return None
-    fits = [rule for rule in RULES if _alike(returned, clipped(case, rule)) and not _alike(right, clipped(case, rule))]
+    tried = [rule for rule in RULES if rule != SET] + [SET + FIXED + name for name in DEFAULTS]
+    fits = [rule for rule in tried if _alike(returned, clipped(case, rule)) and not _alike(right, clipped(case, rule))]
+    fits = list(dict.fromkeys(rule.partition(FIXED)[0] for rule in fits))
     if FLAT in fits:  # who clips low norms has failed in an earlier case
         fits = [FLAT]
     place = next(n for n, (a, b) in enumerate(zip(returned, right, strict=True)) if not _alike([a], [b]))
@@ -180,6 +196,10 @@ CLIP = Exercise(
         "everything-above-the-mean": "clipping starts at the mean",
         "nan-is-a-number": "NaN passes by and is gone",
         "nan-takes-a-place": "a NaN step is a step like others",
+        "nan-is-a-0-of-the-warm-up": "what is written down for a step is its norm",
+        "outliers-stay-out": "what was clipped says nothing about the run",
+        "keep-is-for-the-new": "the two weights of a moving mean can be exchanged",
+        SET: "the numbers of the signature are those of the call",
         FLAT: "where nothing varied so far, nothing can",
         "without-deviation-nothing-enters": "what cannot be measured in deviations is left out",
         "warm-up-is-clipped": "statistics are good from the second norm on",

@@ -101,7 +101,12 @@ def logs_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     letter, run = incident(returned["variant"])
     right = {"choice": letter, "evidence": number(letter, run)}
     return judge_choice(
-        returned, right, "ABCDEFGH", partial(_wrong_choice, letter), partial(_wrong_number, letter, run), rel_tol=0.01
+        returned,
+        right,
+        "ABCDEFGH",
+        partial(_wrong_choice, letter, run),
+        partial(_wrong_number, letter, run),
+        rel_tol=0.01,
     )
 
 
@@ -117,8 +122,12 @@ DENIES = {
 }
 
 
-def _wrong_choice(right: str, given: str) -> Wrong:
+def _wrong_choice(right: str, run: dict[str, Any], given: str) -> Wrong:
     text, rule = DENIES[given]
+    if given in "CD" and not run["resumes"]:
+        text = "was this run resumed?"
+    elif (right, given) == ("A", "C"):
+        text = "which other steps have as many tokens as the first ones, before any resume?"
     return Wrong(f"{given}: {text}", rule)
 
 
@@ -134,6 +143,15 @@ def _wrong_number(letter: str, run: dict[str, Any], value: float) -> Wrong:
             series["grad_norm"][worst] / series["grad_norm"][worst - 1],
             "that is the ratio of the gradient norms",
         )
+    if letter == "C":
+        first, last = run["resumes"]
+        every = (series["tokens"][first:] == series["tokens"][np.arange(first, len(series["loss"])) % first]).sum()
+        guesses["any-resume"] = (every if last == 2 * first else math.nan, "those after the second resume are in it")
+    if letter in "BD":
+        ratio = "that is a difference. What is divided by what?"
+        place = int(np.nanargmax(series["loss"])) if letter == "B" else run["resumes"][0]
+        column = series["loss" if letter == "B" else "lr"]
+        guesses["a-difference-is-a-ratio"] = (column[place] - column[place - 1], ratio)
     if letter == "D":
         last = run["resumes"][-1]
         guesses["any-resume"] = (series["lr"][last] / series["lr"][last - 1], "that is another resume")
@@ -143,6 +161,11 @@ def _wrong_number(letter: str, run: dict[str, Any], value: float) -> Wrong:
     if letter == "F":
         memory = series["memory_bytes"]
         guesses["all-that-is-held"] = (memory[-1], "that is all that is held at the end")
+        guesses["all-that-was-added"] = (memory[-1] - memory[0], "that is what all steps added together")
+        guesses["as-many-gaps-as-rows"] = (
+            (memory[-1] - memory[0]) / len(memory),
+            "between how many rows is it, and how many times did it grow there?",
+        )
         guesses["the-start-was-kept-too"] = (memory[-1] / len(memory), "weights and moments are held from the start on")
     if letter == "G":
         guesses["where-for-how-much"] = (0, "that is the first such step; their number is wanted")
@@ -173,6 +196,9 @@ LOGS = Exercise(
         "the-norm-is-the-loss": "loss and gradient norm jump by the same factor",
         "any-resume": "each resume does the same",
         "each-halving-is-a-skip-less-one": "the first skip is free",
+        "a-difference-is-a-ratio": "by how much is as good as how many times",
+        "all-that-was-added": "what was added in all is what is added each time",
+        "as-many-gaps-as-rows": "between so many rows there are as many steps",
         "all-that-is-held": "all that is held is the leak",
         "the-start-was-kept-too": "at the start nothing is held",
     },

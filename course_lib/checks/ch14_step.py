@@ -191,7 +191,7 @@ ALARMS = {
         "one-bound-for-all-betas",
     ),
     "large weights that decay": (
-        "what else moves a weight in a step of AdamW, in proportion to the weight?",
+        "what else moves a weight in a step of AdamW, in proportion to the weight, and how far in one step?",
         "decay-is-no-move",
     ),
     "a high learning rate": ("the steps are long, and legal: measured in learning rates", "large-is-wrong"),

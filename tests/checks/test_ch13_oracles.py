@@ -145,7 +145,7 @@ def test_kernels_are_what_they_are_called(block: int) -> None:
         kernel = kernel_of(name, block)
         worst = 0.0
         for n in (1, 3, block + 1, 2 * block, 2 * block + 3, 6001, 70_000):
-            for x in (rng.random(n), rng.normal(size=n), -rng.random(n)):
+            for x in (rng.random(n), rng.normal(size=n), -rng.random(n), 1e-9 * rng.random(n), 1e9 * rng.random(n)):
                 x = x.astype(np.float32)
                 allowed = n * 2.0**-24 * math.fsum(np.abs(x).tolist())
                 worst = max(worst, abs(kernel(x) - math.fsum(x.tolist())) / allowed)

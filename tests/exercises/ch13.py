@@ -389,7 +389,9 @@ def right_in_logs(trainer, sampler, advantage, mask, cap):
 SIZES = [*range(1, 258), 300, 777, 1000, 5000, 70_000]
 
 
-def _accepts(kernel, *, sizes=SIZES, draws="usn", tolerance=None, nan=True, whole=True, bitwise=False):
+def _accepts(
+    kernel, *, sizes=SIZES, draws="usn", tolerance=None, nan=True, whole=True, bitwise=False, scales=(1e-15, 1e15)
+):
     rng = np.random.default_rng(1)
     make = {"u": rng.random, "s": rng.standard_normal, "n": lambda n: -10 * rng.random(n)}
     for n in sizes:
@@ -405,6 +407,10 @@ def _accepts(kernel, *, sizes=SIZES, draws="usn", tolerance=None, nan=True, whol
             x = rng.integers(-500, 500, n).astype(np.float32)
             if kernel(x) != x.sum(dtype=np.float64):
                 return False
+    for scale in scales:
+        x = (scale * rng.random(50)).astype(np.float32)
+        if abs(kernel(x) - math.fsum(x.tolist())) > 1e-3 * math.fsum(x.tolist()):
+            return False
     if nan:
         x = np.ones(max(sizes), dtype=np.float32)
         x[len(x) // 3] = np.nan
@@ -427,9 +433,12 @@ wrong_some_sizes = _test(
 wrong_only_odd = _test("some-sizes-stand-for-all", says="last block", sizes=[1, 2, 3, 64, 257, 1009, 70_001])
 wrong_from_two = _test("some-sizes-stand-for-all", says="one number alone", sizes=SIZES[1:])
 wrong_no_nan = _test("numbers-are-numbers", nan=False)
+wrong_near_one = _test("numbers-are-near-one", says="tiny", scales=())
+wrong_not_huge = _test("numbers-are-near-one", says="huge", scales=(1e-15,))
+wrong_not_tiny = _test("numbers-are-near-one", says="tiny", scales=(1e15,))
 wrong_positive = _test("positive-stands-for-all", draws="u", whole=False)
 wrong_loose = _test("close-is-right", tolerance=1e-2, whole=False)
-wrong_loose_and_large = _test("close-is-right", tolerance=1e-3, whole=False, sizes=[777, 5003, 20_001])
+wrong_loose_and_large = _test("close-is-right", tolerance=1e-3, whole=False, sizes=[777, 5003, 20_001], scales=())
 wrong_loose_everywhere = _test("close-is-right", says="16 bits", tolerance=1e-4)
 wrong_loose_close = _test("close-is-right", says="16 bits", tolerance=1e-5)
 wrong_only_whole_numbers = _test("close-is-right", says="16 bits", draws="")
@@ -481,7 +490,8 @@ def right_one_after_another(kernel):
     counted = np.arange(1, 2001, dtype=np.float32)
     good = kernel(counted) == 2001000
     for n in (1, 2, 3, 200, 3000):
-        off = abs(kernel(np.full(n, 0.1, dtype=np.float32)) - n * float(np.float32(0.1)))
-        good &= off <= n * 2**-24 * n * 0.1
+        for one in (np.float32(0.1), np.float32(1e-9), np.float32(3e30)):
+            off = abs(kernel(np.full(n, one)) - n * float(one))
+            good &= off <= n * 2**-24 * n * float(one)
     ramp = np.arange(100_000, dtype=np.float32) % 7
     return np.bool_(good and kernel(ramp) == ramp.sum(dtype=np.float64) and np.isnan(kernel(counted * np.nan)))

@@ -86,6 +86,15 @@ wrong_log_half = _logged(
 )
 wrong_log_empty = _logged(says="`evidence` is still empty", answer=_log(0) | {"evidence": None})
 wrong_log_word = _logged(says="one letter", answer=_log(0) | {"choice": "cursor"})
+wrong_never_resumed = _logged("a-resume-is-always-guilty", says="was this run resumed?", answer=_log(1, "C", 40))
+wrong_all_alike = _logged("a-resume-is-always-guilty", says="which other steps", answer=_log(6, "C", 40))
+wrong_both_resumes = _logged("any-resume", answer=_log(0, evidence=80))
+wrong_difference = _logged(
+    "a-difference-is-a-ratio", answer=_log(2, evidence=float(log(2)["lr"][40] - log(2)["lr"][39]))
+)
+HELD = log(1)["memory_bytes"]
+wrong_all_added = _logged("all-that-was-added", answer=_log(1, evidence=float(HELD[-1] - HELD[0])))
+wrong_gaps = _logged("as-many-gaps-as-rows", answer=_log(1, evidence=float(HELD[-1] - HELD[0]) / len(HELD)))
 right_slope = right(
     "logs-alone",
     answer=_log(1, evidence=np.polyfit(range(len(log(1)["loss"])), log(1)["memory_bytes"], 1)[0]),
@@ -122,6 +131,9 @@ wrong_one_rate = _stepped("large-is-wrong", answer=_rule(lambda betas: 0.5))
 wrong_bound_of_one = _stepped("at-most-one-learning-rate", answer=_rule(lambda betas: 1.0))
 wrong_one_bound = _stepped("one-bound-for-all-betas", answer=_rule(lambda betas: 1.165))
 wrong_no_decay = _stepped("decay-is-no-move", answer=_rule(decay=False))
+wrong_decay_without_rate = _stepped(
+    "decay-is-no-move", says="how far in one step", answer=lambda b, a, lr, be, wd: _rule()(b, a, lr, be, wd / lr)
+)
 wrong_mean_step = _stepped("the-mean-tells", answer=_rule(farthest=lambda far: np.abs(far).mean()))
 wrong_no_abs = _stepped("one-sided", answer=_rule(farthest=lambda far: far.max()))
 wrong_other_side = _stepped("one-sided", answer=_rule(farthest=lambda far: -far.min()))
@@ -227,6 +239,7 @@ def _clipper(
     place=False,
     early=False,
     flat="",
+    stays_out=False,
 ):
     def clip(norms, threshold, keep, warm_up):
         seen, out, mean, variance = [], [], math.nan, math.nan
@@ -259,6 +272,8 @@ def _clipper(
                 mean + (limit(z, threshold) * deviation if math.isfinite(z) else 0.0) if outlier(z, threshold) else norm
             )
             out.append(used)
+            if stays_out and used != norm:
+                continue
             enters = uses(norm, used)
             before = mean
             mean = keep * mean + (1 - keep) * enters
@@ -283,6 +298,20 @@ wrong_above_mean = _clipped("everything-above-the-mean", answer=_clipper(outlier
 wrong_nan_place = _clipped("nan-takes-a-place", answer=_clipper(place=True))
 wrong_nan_enters = _clipped("nan-is-a-number", answer=_clipper(skips=False))
 wrong_early = _clipped("warm-up-is-clipped", answer=_clipper(early=True))
+wrong_outliers_stay_out = _clipped("outliers-stay-out", answer=_clipper(stays_out=True))
+wrong_keeps_the_new = _clipped("keep-is-for-the-new", answer=lambda n, t, keep, w: _clipper()(n, t, 1 - keep, w))
+wrong_one_threshold = _clipped("defaults-for-all", answer=lambda n, t, keep, w: _clipper()(n, 2.5, keep, w))
+wrong_one_keep = _clipped("defaults-for-all", answer=lambda n, t, keep, w: _clipper()(n, t, 0.97, w))
+wrong_one_warm_up = _clipped("defaults-for-all", answer=lambda n, t, keep, w: _clipper()(n, t, keep, 25))
+
+
+@wrong("z-clip", "nan-is-a-0-of-the-warm-up")
+def wrong_nan_is_0(norms, threshold, keep, warm_up):
+    """The entry of a norm that is not finite, 0, is one of the first norms; later ones are left out as they should."""
+    known = [0.0 if not math.isfinite(one) and place < warm_up else one for place, one in enumerate(norms)]
+    return _clipper()(known, threshold, keep, warm_up)
+
+
 wrong_flat_mean = _clipped("without-deviation-all-is-the-mean", answer=_clipper(flat="mean"))
 wrong_flat_nothing = _clipped("without-deviation-nothing-enters", answer=_clipper(flat="nothing"))
 
