@@ -321,10 +321,10 @@ CASES: dict[str, Case] = {
         {"pipeline": 4, "rank": 1, "micro": 6},
     ),
     "last stage": (stage, {"batch": 2, "stages": 4, "rank": 3, "micro": 6}, {"pipeline": 4, "rank": 3, "micro": 6}),
-    "first stage, GPipe, recompute": (
+    "first stage, GPipe": (
         stage,
-        {"batch": 2, "stages": 2, "rank": 0, "micro": 3, "recompute": "all", "schedule": "gpipe"},
-        {"pipeline": 2, "rank": 0, "micro": 3, "recompute": "all", "schedule": "gpipe"},
+        {"batch": 2, "stages": 2, "rank": 0, "micro": 3, "schedule": "gpipe"},
+        {"pipeline": 2, "rank": 0, "micro": 3, "schedule": "gpipe"},
     ),
 }
 RESIDENT = {"weights": ("Parameter", "Sharded Param"), "optimizer": ("Optstate", "OptState", "Other")}
