@@ -166,6 +166,11 @@ def test_what_does_not_fit_is_told_with_the_nearest_that_does(changes, said, off
 
 
 MOE_CASES = [
+    (dict(layout__sharding="hsdp", layout__replicas=16), "and divide layout.data / expert = 8; try 8"),
+    (
+        dict(layout__sharding="hsdp", layout__data=8, layout__pipeline=16, layout__micro_batch=2),
+        'leaves no two groups of layout.expert = 8 in layout.data = 8; try sharding = "fsdp", or data = 16 or more',
+    ),
     (dict(model__active_experts=9), "model.active_experts = 9 must be from 1 to model.experts = 8; try 8"),
     (dict(model__active_experts=0), "model.active_experts = 0 must be from 1 to model.experts = 8; try 2"),
     (dict(model__dense_layers=32), "model.dense_layers = 32 leaves no layer of 32 for the experts; try 31"),
@@ -263,16 +268,17 @@ def test_an_offered_batch_or_number_of_ranks_fits(data, micro_batch, batch):
 
 def test_any_small_layout_is_legal_exactly_when_a_brute_count_says_so():
     """Data, tensor and context ranks of 24 devices, against the same rules written out as plain divisions."""
-    for data, tensor, context, micro in product((1, 2, 3, 4, 6), (1, 2, 3, 4), (1, 2, 3), (1, 2)):
+    every = product((1, 2, 3, 4, 6, 8, 12, 24), (1, 2, 3, 4), (1, 2, 3), (1, 2), (48, 54))
+    for data, tensor, context, micro, sequence in every:
         run = RunSpec(
             model=ModelSpec(layers=4, width=96, heads=12, kv_heads=4, ffn=96, vocab=64),
-            data=DataSpec(tokens=1e9, sequence=48, global_batch=24),
+            data=DataSpec(tokens=1e9, sequence=sequence, global_batch=24),
             hardware=HardwareSpec(devices=24, device="H100 SXM"),
             layout=LayoutSpec(data=data, tensor=tensor, context=context, micro_batch=micro),
         )
         shared = 12 % tensor == 0 and (4 % tensor == 0 or tensor % 4 == 0) and 96 % tensor == 0
-        cut = 48 % (2 * context) == 0 if context > 1 else True
-        cut = cut and (tensor == 1 or (48 // context) % tensor == 0)
+        cut = sequence % (2 * context) == 0 if context > 1 else True
+        cut = cut and (tensor == 1 or (sequence // context) % tensor == 0)
         legal = data * tensor * context == 24 and 24 % (data * micro) == 0 and shared and cut
         if legal:
             check(run)
