@@ -499,6 +499,8 @@ def run(argv, root):
     which = getattr(shutil, "which", None)
     warning = check_python(sys.version_info, sys.maxsize > 2**32, which)
     command, torch, rest = parse(argv, course_words(root))
+    if command in ("test", "check", "stress") and not os.path.isdir(os.path.join(root, "tests")):
+        raise Stop("this copy of the course was made for a class: it has no tests (python3 start.py lab opens it)")
     if command == "lab" and asked_port(rest):
         check_port(asked_port(rest))
     if warning:

@@ -332,10 +332,10 @@ def end_session(process: "subprocess.Popen[Any]") -> None:
 
 
 def material_dir() -> Path:
-    """The folder that holds notebooks/, exercises/ and solutions/: the clone, else the copy in the package."""
+    """The folder with notebooks/, exercises/ and (but for a class release) solutions/: the clone, else the package's."""
     here = Path(__file__).resolve().parent
     root = here.parent
-    return root if (root / "notebooks").is_dir() and (root / "solutions").is_dir() else here / "_material"
+    return root if (root / "notebooks").is_dir() and (root / "exercises").is_dir() else here / "_material"
 
 
 def work_dir() -> Path:

@@ -1,4 +1,7 @@
-"""One chapter's exercises as `solutions/NN_name.ipynb` states them: items in order, and what is wrong with the file."""
+"""One chapter's exercises as `solutions/NN_name.ipynb` states them: items in order, and what is wrong with the file.
+
+Where there are no solutions (what a class was given), the released notebooks in `exercises/` state them.
+"""
 
 import ast
 import importlib
@@ -14,10 +17,21 @@ from course_lib.errors import CourseError
 from course_lib.grading.notebook import course_of, grade_of, tags_of
 from course_lib.machine import material_dir
 
-__all__ = ["Assignment", "Item", "all_assignments", "find_assignment", "find_item", "load_assignment", "problems"]
+__all__ = [
+    "Assignment",
+    "Item",
+    "all_assignments",
+    "assignment_paths",
+    "find_assignment",
+    "find_item",
+    "is_release",
+    "load_assignment",
+    "problems",
+]
 
-BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
-BEGIN_HIDDEN, END_HIDDEN = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
+# Put together here, so that whoever looks for these marks finds only notebooks that hold answers.
+BEGIN, END = (f"### {word} SOLUTION" for word in ("BEGIN", "END"))
+BEGIN_HIDDEN, END_HIDDEN = (f"### {word} HIDDEN TESTS" for word in ("BEGIN", "END"))
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TITLE = re.compile(r"^(?:#+\s*|\*\*)(\d\d\.\d+)\s+(.+?)(?:\*\*|$)", re.MULTILINE)
 
@@ -83,14 +97,24 @@ def load_assignment(path: Path, with_checks: bool = False) -> Assignment:
 
 def all_assignments(material: Path | None = None, with_checks: bool = False) -> list[Assignment]:
     """Every chapter's exercises, in order of chapter."""
-    folder = (material or material_dir()) / "solutions"
-    return [load_assignment(path, with_checks) for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
+    return [load_assignment(path, with_checks) for path in assignment_paths(material)]
+
+
+def assignment_paths(material: Path | None = None) -> list[Path]:
+    """The notebooks that state the exercises: `solutions/`; where there is no such folder, `exercises/`."""
+    root = material or material_dir()
+    folder = root / "solutions" if (root / "solutions").is_dir() else root / "exercises"
+    return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+
+
+def is_release(notebook: NotebookNode) -> bool:
+    """Whether a notebook is what learners were given: it has stubs for answers, and may be without hints."""
+    return bool(course_of(notebook).get("hash"))
 
 
 def find_assignment(name: str, material: Path | None = None) -> Assignment:
     """By chapter ("03", "3") or by name ("03_accumulation"). CourseError listing what there is."""
-    folder = (material or material_dir()) / "solutions"
-    paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    paths = assignment_paths(material)
     wanted = name.zfill(2) if name.isdigit() else name
     hits = [path for path in paths if path.stem == wanted or (wanted.isdigit() and path.stem[:2] == wanted)]
     if not hits:
@@ -134,7 +158,7 @@ def problems(name: str, notebook: NotebookNode) -> list[str]:
         if grade_id in seen:
             found.append(f"grade_id {grade_id!r} is on cells {seen[grade_id]} and {index}")
         seen[grade_id] = index
-        found += _grade_problems(index, cell, grade)
+        found += _grade_problems(index, cell, grade, is_release(notebook))
     answers = [cell for cell in notebook.cells if grade_of(cell).get("solution")]
     if not answers:
         found.append("has no answer cell (nbgrader metadata with solution = true)")
@@ -162,9 +186,10 @@ def _marker_problems(index: int, cell: NotebookNode) -> list[str]:
     return found
 
 
-def _grade_problems(index: int, cell: NotebookNode, grade: dict[str, Any]) -> list[str]:
+def _grade_problems(index: int, cell: NotebookNode, grade: dict[str, Any], released: bool) -> list[str]:
     found = []
     allowed = {"grade", "grade_id", "locked", "points", "schema_version", "solution", "task"}
+    allowed |= {"checksum", "cell_type"} if released else set()
     if set(grade) - allowed:
         found.append(f"cell {index}: nbgrader metadata has other keys: {', '.join(sorted(set(grade) - allowed))}")
     if grade.get("schema_version") != 3:
@@ -186,7 +211,8 @@ def _grade_problems(index: int, cell: NotebookNode, grade: dict[str, Any]) -> li
 def _item_problems(position: str, cell: NotebookNode, seen: dict[str, int], notebook: NotebookNode) -> list[str]:
     grade_id, course = str(grade_of(cell).get("grade_id")), course_of(cell)
     found = []
-    if BEGIN not in cell.source:
+    released = is_release(notebook)
+    if BEGIN not in cell.source and not released:
         found.append(f"{grade_id}: the answer cell has no {BEGIN!r} region")
     if course.get("exercise") != grade_id:
         found.append(f'{grade_id}: metadata.course.exercise must be "{grade_id}"')
@@ -195,7 +221,8 @@ def _item_problems(position: str, cell: NotebookNode, seen: dict[str, int], note
             f'{grade_id}: metadata.course.position is {course.get("position")!r}, by its place it is "{position}"'
         )
     hints = course.get("hints")
-    if not isinstance(hints, list) or len(hints) != 3 or not all(isinstance(h, str) and h.strip() for h in hints):
+    told = isinstance(hints, list) and len(hints) == 3 and all(isinstance(h, str) and h.strip() for h in hints)
+    if not told and not (released and hints is None):
         found.append(f"{grade_id}: metadata.course.hints must be three texts (the idea; where; pseudo-code)")
     if not isinstance(course.get("minutes"), int | float) or course["minutes"] <= 0:
         found.append(f"{grade_id}: metadata.course.minutes must be a number above 0")
@@ -278,7 +305,7 @@ def _items(notebook: NotebookNode) -> list[Item]:
                 title=titles.get(position, name),
                 points=float(grade_of(notebook.cells[check])["points"]),
                 minutes=float(course["minutes"]),
-                hints=tuple(course["hints"]),
+                hints=tuple(course.get("hints", ())),
                 misconceptions=tuple(course.get("misconceptions", [])),
                 claims=tuple(course.get("claims", [])),
                 answer=index,

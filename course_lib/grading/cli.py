@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from course_lib.errors import CourseError
+from course_lib.grading.release_cli import release_main, syllabus_main
 from course_lib.machine import material_dir, work_dir
 
 __all__ = ["execute_main", "grade_main", "hint_main", "release_main", "syllabus_main"]
@@ -62,27 +63,6 @@ def grade_main(argv: list[str]) -> int:
     return 0 if passed and len(graded) == len(submissions) else 1
 
 
-def release_main(argv: list[str]) -> int:
-    """`course release [--check]`: write exercises/ from solutions/, or say what differs (exit 1)."""
-    parser = argparse.ArgumentParser(prog="course release", description="Write exercises/ from solutions/.")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 when exercises/ is not what it should be"
-    )
-    options = parser.parse_args(argv)
-    from course_lib.grading.release import differences, write_release
-
-    if options.check:
-        found = differences()
-        for line in found:
-            print(line)
-        if found:
-            print("run `course release`")
-        return 1 if found else 0
-    for path in write_release():
-        print(f"wrote exercises/{path.name}")
-    return 0
-
-
 def execute_main(argv: list[str]) -> int:
     """`course execute NOTEBOOK... | --all`: run notebooks and write them with normalised outputs."""
     parser = argparse.ArgumentParser(
@@ -130,30 +110,11 @@ def hint_main(argv: list[str]) -> int:
     from course_lib.grading.assignment import find_item
 
     _, item = find_item(options.exercise)
+    if not item.hints:
+        raise CourseError("this copy of the course was given out without hints: ask whoever gave it to you")
     print(f"{item.position} {item.title} ({item.id})")
     for number, hint in enumerate(item.hints[: options.level], start=1):
         print(f"hint {number} of {len(item.hints)}: {hint}")
     if options.level < len(item.hints):
         print(f"More: course hint {options.exercise} --level {options.level + 1}")
-    return 0
-
-
-def syllabus_main(argv: list[str]) -> int:
-    """`course syllabus`: chapters with their exercises, points, minutes and claims."""
-    parser = argparse.ArgumentParser(
-        prog="course syllabus", description="Chapters, exercises, points, minutes, claims."
-    )
-    parser.parse_args(argv)
-    from course_lib.grading.assignment import all_assignments
-
-    points = minutes = 0.0
-    for assignment in all_assignments():
-        total = sum(item.minutes for item in assignment.items)
-        print(f"{assignment.name}  ({assignment.max_score:g} points, {total:g} minutes)")
-        for item in assignment.items:
-            claims = " ".join(str(claim) for claim in item.claims) or "-"
-            facts = f"{item.points:>4g} points {item.minutes:>4g} minutes  claims {claims}"
-            print(f"  {item.position:<6} {item.id:<26} {facts:<44} {item.title}")
-        points, minutes = points + assignment.max_score, minutes + total
-    print(f"in all {points:g} points, {minutes:g} minutes")
     return 0

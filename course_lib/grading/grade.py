@@ -12,7 +12,7 @@ from nbformat.v4 import new_output
 
 from course_lib.checks.core import ran
 from course_lib.errors import CourseError, HandInError
-from course_lib.grading.assignment import Assignment, all_assignments, find_assignment
+from course_lib.grading.assignment import Assignment, all_assignments, assignment_paths, find_assignment
 from course_lib.grading.handins import HandIn, read_handin
 from course_lib.grading.isolation.tiers import Tier, best_tier
 from course_lib.grading.isolation.warm import Limits
@@ -22,7 +22,7 @@ from course_lib.grading.notebook import course_of
 from course_lib.grading.release import release
 from course_lib.grading.run import CellResult, Runner
 from course_lib.grading.splice import Spliced, SplicedItem, splice
-from course_lib.machine import material_dir, work_dir
+from course_lib.machine import work_dir
 
 __all__ = ["GRADING_SEED", "GradedItem", "Grader", "Submission", "assignment_of", "handin_paths"]
 
@@ -86,8 +86,7 @@ def handin_paths(names: list[str]) -> list[tuple[str, Path]]:
 
 def assignment_of(handin: HandIn, material: Path | None = None) -> Assignment:
     """By the id embedded in it, then its file name, then the answers it holds. HandInError when none fits."""
-    folder = (material or material_dir()) / "solutions"
-    known = {path.stem: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
+    known = {path.stem: path for path in assignment_paths(material)}
     if handin.assignment in known:
         return find_assignment(str(handin.assignment), material)
     named = [

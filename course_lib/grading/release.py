@@ -9,11 +9,20 @@ from nbformat import NotebookNode
 
 from course_lib import __version__
 from course_lib.errors import CourseError
-from course_lib.grading.assignment import BEGIN, BEGIN_HIDDEN, END, END_HIDDEN, Assignment, all_assignments
+from course_lib.grading.assignment import BEGIN, BEGIN_HIDDEN, END, END_HIDDEN, Assignment, all_assignments, is_release
 from course_lib.grading.notebook import dump, grade_of, stable_ids, strip_metadata
 from course_lib.machine import material_dir
 
-__all__ = ["STUB", "differences", "nbgrader_checksum", "release", "strip_hidden", "strip_solution", "write_release"]
+__all__ = [
+    "STUB",
+    "differences",
+    "nbgrader_checksum",
+    "need_solutions",
+    "release",
+    "strip_hidden",
+    "strip_solution",
+    "write_release",
+]
 
 STUB = ("# YOUR CODE HERE", "raise NotImplementedError()")
 
@@ -60,8 +69,10 @@ def nbgrader_checksum(cell: NotebookNode) -> str:
 def release(assignment: Assignment, hidden_tests: bool = False) -> NotebookNode:
     """The notebook that learners get; with `hidden_tests` the one that they are graded in.
 
-    CourseError when a check cell has not been run (its expected line is missing).
+    CourseError when a check cell has not been run (its expected line is missing). What was released stays as it is.
     """
+    if is_release(assignment.notebook):
+        return deepcopy(assignment.notebook)
     notebook = deepcopy(assignment.notebook)
     expected = {item.check: item.id for item in assignment.items}
     cells = []
@@ -102,8 +113,15 @@ def _expected(assignment: Assignment, item: str, cell: NotebookNode) -> list[Not
     return outputs
 
 
+def need_solutions(material: Path | None = None) -> None:
+    """CourseError where there is nothing to release from."""
+    if not ((material or material_dir()) / "solutions").is_dir():
+        raise CourseError("there is no folder solutions/ here: exercises are released where their answers are")
+
+
 def differences(material: Path | None = None) -> list[str]:
     """What `exercises/` has that a fresh release would not, one line a notebook; empty when they agree."""
+    need_solutions(material)
     folder = (material or material_dir()) / "exercises"
     found, names = [], set()
     for assignment in all_assignments(material, with_checks=True):
@@ -119,6 +137,7 @@ def differences(material: Path | None = None) -> list[str]:
 
 def write_release(material: Path | None = None) -> list[Path]:
     """Write every exercise notebook; the paths of those that changed. CourseError for the first bad solution."""
+    need_solutions(material)
     folder = (material or material_dir()) / "exercises"
     ready = [(folder / one.path.name, dump(release(one))) for one in all_assignments(material, with_checks=True)]
     folder.mkdir(parents=True, exist_ok=True)

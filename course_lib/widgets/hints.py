@@ -21,18 +21,22 @@ __all__ = ["Hints", "hint"]
 class _Exercise:
     position: str
     hints: tuple[str, ...]
-    reference: str
+    reference: str | None
+    """None in a class release, which has no answers."""
 
 
 def _find(exercise: str) -> _Exercise:
-    """Look for the answer cell of an exercise among the solutions; CourseError when there is none."""
+    """Look for the answer cell of an exercise among the solutions (in a class release: the exercises). CourseError."""
     known = []
-    for path in sorted((material_dir() / "solutions").glob("*.ipynb")):
+    solved = (material_dir() / "solutions").is_dir()
+    for path in sorted((material_dir() / ("solutions" if solved else "exercises")).glob("*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             course = cell["metadata"].get("course", {})
             if course.get("exercise") == exercise and "hints" in course:
-                source = "".join(cell["source"])
+                source = "".join(cell["source"]) if solved else None
                 return _Exercise(str(course.get("position", "")), tuple(course["hints"]), source)
+            if course.get("exercise") == exercise:
+                raise CourseError("this copy of the course was given out without hints: ask whoever gave it to you")
             if course.get("exercise"):
                 known.append(str(course["exercise"]))
     raise CourseError(f"no exercise {exercise!r} with hints; there are: {', '.join(sorted(set(known))) or 'none'}")
@@ -75,7 +79,9 @@ class Hints(Shown):
 
     def reference(self) -> None:
         """Show the reference when the check has passed, else say that it opens then."""
-        if self.passed:
+        if self._found.reference is None:
+            self._put("<p>The reference is not in this copy of the course: ask whoever gave it to you.</p>")
+        elif self.passed:
             code = html.escape(_clean(self._found.reference))
             self._put(f"<p><b>The reference.</b> Yours need not look like it.</p><pre>{code}</pre>")
         else:

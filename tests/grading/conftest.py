@@ -12,7 +12,7 @@ import pytest
 from grading_fixture import ANSWERS, CHECKS, answer, right, solution
 
 from course_lib.grading import assignment as assignment_room
-from course_lib.grading import cli, grade, release
+from course_lib.grading import bundle, cli, grade, release, syllabus
 from course_lib.grading.assignment import Assignment, load_assignment
 from course_lib.grading.release import write_release
 
@@ -26,7 +26,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(folder))
     patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
-    for module in (assignment_room, grade, release, cli):
+    for module in (assignment_room, release, bundle, syllabus, cli):
         patch.setattr(module, "material_dir", lambda: folder)
     for module in (grade, cli):
         patch.setattr(module, "work_dir", lambda: folder / "work")
