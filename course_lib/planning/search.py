@@ -3,7 +3,7 @@
     found = search(preset("70b-on-512-h100"), progress=print)
     found.best.layout, found.best.seconds, found.best.peak, found.best.plan
     found.pareto                    # from fast and large to slow and small: nothing is both faster and smaller
-    found.runner_up, found.why      # the second fastest that fits, and what it loses by
+    found.runner_up, found.why      # the next that fits and is slower, and what it loses by
     found.rivals["tensor"].why      # the fastest with another number of tensor ranks
 
 Sharding, schedule, recomputation and numbers of the layout are varied, the `Space` says which; recipe, attention and
@@ -35,6 +35,10 @@ __all__ = ["Option", "Progress", "Rival", "Search", "Space", "difference", "sear
 
 CHOSEN = ("sharding", "schedule", "recompute", *COLUMNS)
 """What a search chooses."""
+
+
+SAME = 0.005
+"""Times that differ by less are one to a prediction that is off by more; then the simpler layout is the better one."""
 
 
 @dataclass(frozen=True)
@@ -78,22 +82,22 @@ class Search:
     """What was found."""
 
     best: Option
-    """The fastest that fits; of equals, the smallest, then the simplest."""
+    """The simplest of those that fit and are as fast as the fastest of them, to `SAME`; then the smallest."""
     pareto: tuple[Option, ...]
     """Those that fit and that no other beats in both time and memory, fastest first."""
     runner_up: Option | None
-    """The next that fits and is not as fast and as large as the best; None: there is no such."""
+    """The fastest that fits and is slower than that; None: there is no such."""
     why: str
     """What the runner-up loses by."""
     rivals: dict[str, Rival]
     """By field: what is lost with another value there."""
     fastest: Option
-    """Whether it fits or not."""
+    """Whether it fits or not; the best itself where the fastest of all fits."""
     considered: int
     fits: int
     """Of those considered."""
     equals: int
-    """Of those that fit: as fast and as large as the best, itself not counted."""
+    """Of those that fit: as fast as the best, itself not counted."""
     total: int
     """All legal ones: more than `considered` if the search was stopped."""
 
@@ -150,9 +154,8 @@ class _Found:
 
     def __init__(self, limit: float) -> None:
         self.limit, self.fits = limit, 0
-        self.best: _Candidate | None = None
-        self.second: _Candidate | None = None
-        self.equals = 0
+        self.best: _Candidate | None = None  # the fastest that fits
+        self.kept: list[tuple[Group, NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]] = []
         self.fastest: _Candidate | None = None
         self.smallest: _Candidate | None = None
         self.front: list[_Candidate] = []
@@ -176,10 +179,8 @@ class _Found:
         self.fits += len(places)
         places = places[np.lexsort((peaks[places], seconds[places]))]
         first = candidate(places[0])
-        same = (seconds[places] == first.seconds) & (peaks[places] == first.peak)
-        self._lead(first, int(same.sum()))
-        if not same.all():
-            self._follow(candidate(places[int(same.argmin())]))
+        self.best = _better(self.best, first)
+        self.kept.append((group, places, seconds[places], peaks[places]))
         lower = np.flatnonzero(np.diff(np.minimum.accumulate(peaks[places])) < 0) + 1
         self.front = _front([*self.front, first, *map(candidate, places[lower])])
         for name, bests in self.by_value.items():
@@ -191,21 +192,27 @@ class _Found:
             for value, place in each:
                 bests[value] = _better(bests.get(value), candidate(place))
 
-    def _lead(self, first: _Candidate, count: int) -> None:
-        """The fastest of a block, and how many there are like it."""
-        if self.best is None or first.key() < self.best.key():
-            old, self.best, self.equals = self.best, first, count - 1
-            if old is not None:
-                self._follow(old)
-        elif first.key() == self.best.key():
-            self.equals += count
-        else:
-            self._follow(first)
-
-    def _follow(self, one: _Candidate) -> None:
-        """One that is not like the best."""
-        if self.second is None or one.key() < self.second.key():
-            self.second = one
+    def ranked(self) -> tuple[_Candidate, _Candidate | None, int]:
+        """The best, the runner-up, and how many are as fast as the best: `Search` says what is meant."""
+        assert self.best is not None
+        best, rank = self.best, (_parts(self.best.group)[self.best.place], self.best.peak)
+        for group, places, seconds, peaks in self.kept:  # each in order of time
+            count = int(np.searchsorted(seconds, self.best.seconds * (1 + SAME), side="right"))
+            if count:
+                parts = _parts(group)[places[:count]]
+                at = int(np.lexsort((seconds[:count], peaks[:count], parts))[0])
+                if (parts[at], peaks[at]) < rank:
+                    rank = parts[at], peaks[at]
+                    best = _Candidate(float(seconds[at]), float(peaks[at]), group, int(places[at]))
+        second: _Candidate | None = None
+        equals = -1
+        for group, places, seconds, peaks in self.kept:
+            count = int(np.searchsorted(seconds, best.seconds * (1 + SAME), side="right"))
+            equals += count
+            if count < len(places):
+                slower = _Candidate(float(seconds[count]), float(peaks[count]), group, int(places[count]))
+                second = _better(second, slower)
+        return best, second, equals
 
     @staticmethod
     def option(run: RunSpec, one: _Candidate | None) -> Option | None:
@@ -214,6 +221,13 @@ class _Found:
             return None
         layout = one.group.layout(run, one.place)
         return Option(layout, one.seconds, one.peak, replace(run, layout=layout))
+
+
+def _parts(group: Group) -> "NDArray[np.int64]":
+    """Of each layout, how many things it does beside data parallelism in plain 1F1B."""
+    numbers = [group.columns[name] > 1 for name in ("replicas", "tensor", "pipeline", "chunks", "context", "expert")]
+    kinds = (group.recompute != "none") + (group.schedule not in ("1f1b", "interleaved"))
+    return np.sum(numbers, axis=0) + kinds  # type: ignore[no-any-return]
 
 
 def _better(old: _Candidate | None, new: _Candidate) -> _Candidate:
@@ -230,14 +244,16 @@ def _front(some: list[_Candidate]) -> list[_Candidate]:
 
 
 def _conclude(run: RunSpec, found: _Found, considered: int, total: int) -> Search:
-    best, fastest, smallest = (found.option(run, one) for one in (found.best, found.fastest, found.smallest))
+    fastest, smallest = (found.option(run, one) for one in (found.fastest, found.smallest))
     assert fastest is not None and smallest is not None
-    if best is None:
+    if found.best is None:
         raise ConfigError(
             f"none of {considered:,} layouts fits: the smallest needs {smallest.peak / 2**30:.1f} GiB of "
             f"{found.limit / 2**30:.1f} ({_in_words(smallest.layout)}); try more devices or a smaller batch"
         )
-    second = found.option(run, found.second)
+    first, after, equals = found.ranked()
+    best, second = found.option(run, first), found.option(run, after)
+    assert best is not None
     pareto = [found.option(run, one) for one in found.front]
     rivals = {}
     for name, bests in found.by_value.items():
@@ -252,10 +268,10 @@ def _conclude(run: RunSpec, found: _Found, considered: int, total: int) -> Searc
         runner_up=second,
         why="there is no second" if second is None else difference(best, second),
         rivals=rivals,
-        fastest=fastest,
+        fastest=best if fastest.peak <= found.limit else fastest,
         considered=considered,
         fits=found.fits,
-        equals=found.equals,
+        equals=equals,
         total=total,
     )
 
@@ -280,9 +296,10 @@ def difference(best: Option, other: Option) -> str:
     parts = sorted((part for part in change if abs(change[part]) > large), key=lambda part: -abs(change[part]))[:3]
     slower = other.seconds - best.seconds
     costs = [f"{change[part]:+.3g} s {part.replace('_', ' ')}" for part in parts]
-    if slower <= 1e-6 * best.seconds:
+    if slower <= SAME * best.seconds:
         more = (other.peak - best.peak) / 2**30
-        end = f"as fast, with {more:.1f} GiB more" if more > 0.05 else "as fast and as large"
+        end = f"as fast, with {abs(more):.1f} GiB {'more' if more > 0 else 'less'}"
+        end = end if abs(more) > 0.05 else "as fast and as large"
     else:
         end = f"{slower:.3g} s a step slower ({slower / best.seconds:.1%}): {', '.join(costs)}"
     return f"{_in_words(other.layout, best.layout)}: {end}"

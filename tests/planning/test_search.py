@@ -113,7 +113,17 @@ def test_every_legal_layout_once_with_its_price(case):
         assert numbers == pytest.approx(expected[one], rel=1e-9), one
 
 
-def test_the_best_and_the_front_are_those_of_brute_force(case):
+def parts(one: tuple) -> int:
+    """How many things a layout does beside data parallelism in plain 1F1B."""
+    values = dict(zip(NAMES, one, strict=True))
+    count = sum(values[name] > 1 for name in ("replicas", "tensor", "pipeline", "chunks", "context", "expert"))
+    return count + (values["recompute"] != "none") + (values["schedule"] not in ("1f1b", "interleaved"))
+
+
+@pytest.mark.parametrize("tolerance", [module.SAME, 0.2])
+def test_the_best_and_the_front_are_those_of_brute_force(case, tolerance, monkeypatch):
+    """With a wide tolerance many are as fast as the best, and the simplest of them has to be found."""
+    monkeypatch.setattr(module, "SAME", tolerance)
     run, expected = case
     made = search(run, space=SPACE)
     limit = device_limit(run.hardware.memory_gib)
@@ -122,11 +132,18 @@ def test_the_best_and_the_front_are_those_of_brute_force(case):
     assert (made.considered, made.total, made.fits, made.complete) == (len(expected), len(expected), len(fits), True)
     near = 1e-6  # seven digits decide
     fastest = min(seconds for _, seconds in fits.values())
-    assert made.best.seconds == pytest.approx(fastest, rel=near)
-    assert made.best.peak == pytest.approx(
-        min(peak for peak, seconds in fits.values() if seconds <= fastest * (1 + near)), rel=near
-    )
-    assert made.fastest.seconds == pytest.approx(min(seconds for _, seconds in expected.values()), rel=near)
+    same = {one: numbers for one, numbers in fits.items() if numbers[1] <= fastest * (1 + module.SAME)}
+    assert made.pareto[0].seconds == pytest.approx(fastest, rel=near)
+    assert len(same) > 5 or tolerance < 0.1
+    simplest = min((parts(one), peak) for one, (peak, _) in same.items())
+    assert (parts(key(made.best.layout)), made.best.peak) == (simplest[0], pytest.approx(simplest[1], rel=near))
+    assert key(made.best.layout) in same
+    slower = [(s, p) for p, s in fits.values() if s > made.best.seconds * (1 + module.SAME)]
+    second = min(slower)
+    assert made.equals == len(fits) - len(slower) - 1
+    assert (made.runner_up.seconds, made.runner_up.peak) == pytest.approx(second, rel=near)
+    of_all = min(seconds for _, seconds in expected.values())
+    assert made.fastest.seconds == pytest.approx(made.best.seconds if of_all == fastest else of_all, rel=near)
     for option in made.pareto:  # none is beaten
         peak, seconds = expected[key(option.layout)]
         assert (option.peak, option.seconds) == pytest.approx((peak, seconds), rel=near)
@@ -134,10 +151,6 @@ def test_the_best_and_the_front_are_those_of_brute_force(case):
             assert not (other_peak < peak * (1 - near) and other < seconds * (1 - near))
     for peak, seconds in fits.values():  # and none that is missing beats them
         assert any(o.peak <= peak * (1 + near) and o.seconds <= seconds * (1 + near) for o in made.pareto)
-    second = min((s, p) for p, s in fits.values() if s > fastest * (1 + near) or p > made.best.peak * (1 + near))
-    assert (made.runner_up.seconds, made.runner_up.peak) == pytest.approx(second, rel=near)
-    same = sum(abs(s / fastest - 1) < near and abs(p / made.best.peak - 1) < near for p, s in fits.values())
-    assert made.equals == same - 1
 
 
 def test_rivals_are_the_best_with_another_value(case):
@@ -159,7 +172,7 @@ def test_full_plans_are_those_of_the_front_and_agree():
     assert [option.plan.memory.peak for option in made.pareto] == pytest.approx(
         [option.peak for option in made.pareto], rel=1e-6
     )
-    assert made.best.layout == made.pareto[0].layout and made.best.plan.run.layout == made.best.layout
+    assert made.best.plan.run.layout == made.best.layout
     assert made.best.plan is made.best.plan  # made once
     seconds, peaks = ([getattr(option, name) for option in made.pareto] for name in ("seconds", "peak"))
     assert seconds == sorted(seconds) and peaks == sorted(peaks, reverse=True)
@@ -168,7 +181,7 @@ def test_full_plans_are_those_of_the_front_and_agree():
 def test_why_the_runner_up_loses():
     run = small()
     made = search(run, space=SPACE)
-    assert " -> " in made.why and ("slower" in made.why or "GiB more" in made.why)
+    assert " -> " in made.why and " s a step slower" in made.why
     rival = made.rivals["tensor"]
     slower = rival.option.seconds - made.best.seconds
     assert f"{slower:.3g} s a step slower" in rival.why and "tensor traffic" in rival.why
@@ -181,12 +194,12 @@ def test_progress_counts_and_can_stop():
     made = search(small(), space=SPACE, progress=seen.append)
     counts = [each.considered for each in seen]
     assert counts == sorted(set(counts)) and counts[-1] == made.total == seen[0].total
-    assert seen[-1].best.seconds == made.best.seconds
+    assert seen[-1].best.seconds == made.pareto[0].seconds  # the simplest of those as fast is chosen at the end
     times = [each.best.seconds for each in seen if each.best]
     assert times == sorted(times, reverse=True)
     half = search(small(), space=SPACE, progress=lambda each: each.considered < made.total / 2)
     assert made.total / 2 <= half.considered < made.total and not half.complete
-    assert half.best.seconds >= made.best.seconds
+    assert half.pareto[0].seconds >= made.pareto[0].seconds
 
 
 def test_ctrl_c_returns_what_there_is(monkeypatch):
