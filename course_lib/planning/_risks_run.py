@@ -105,7 +105,8 @@ def _cadence(plan: Plan, near: Near) -> Iterator[Risk]:
     best = goodput_at(save.write_seconds, save.mtbf_seconds, save.restart_seconds)
     if given is not None and save.goodput < best - 0.005:
         text = f"a checkpoint every {given:g} minutes leaves {save.goodput:.1%} of the time to training that stays"
-        remedy = f"checkpoint_every_minutes = {save.daly_seconds / 60:.3g}: {best:.1%}"
+        better = min(save.daly_seconds / 60, 60 * plan.time.computing_hours)  # without failures: once, at the end
+        remedy = f"checkpoint_every_minutes = {float(f'{better:.3g}'):.12g}: {best:.1%}"
         yield Risk("cadence", best - save.goodput, save.goodput, text, remedy)
 
 

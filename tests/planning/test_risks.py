@@ -342,6 +342,13 @@ def test_a_checkpoint_longer_than_the_training_between():
     assert "cadence" not in [each.key for each in mended.risks]
 
 
+def test_saving_where_nothing_fails():
+    one = run(failures_per_device_year=0.0, storage_gb_per_s=1.0)
+    made = plan(replace(one, assume=replace(one.assume, checkpoint_every_minutes=10.0)))
+    better = number("checkpoint_every_minutes = #:", found(made, "cadence").remedy)
+    assert better == pytest.approx(60 * made.time.computing_hours, rel=0.01)  # once, at the end
+
+
 def test_it_never_ends():
     one = run(failures_per_device_year=9000.0, storage_gb_per_s=1.0)
     risk = found(one, "never_ends")
