@@ -45,7 +45,7 @@ def probe_run(answer: Callable[..., Any], case: Case) -> list[list[bool]]:
     found = []
     for name, seed in case["models"]:
         tokens = torch.from_numpy(case["tokens"])
-        inside = spot_of(name, seed) if name in SPOTS else None
+        inside = spot_of(name, seed, case["tokens"]) if name in SPOTS else None
         forward = forward_of(name, seed, case["tokens"].shape, case["vocab_size"], inside)
         said = answer(forward, tokens, case["vocab_size"])
         if not isinstance(said, Mapping):
@@ -81,7 +81,10 @@ MISSED = {
     ),
     "row": ("one of its sequences sees its future. Which did you change and look at?", "one-sequence-stands-for-all"),
     "rare": ("the past notices one token alone. Which tokens did you try?", "one-draw-is-enough"),
-    "pick-batch": ("a position sees its future when other tokens are picked", None),
+    "pick-batch": (
+        "it sees other sequences, and its own future as well. Does your probe look for both, and go on after one?",
+        "a-leak-is-of-one-kind",
+    ),
 }
 ALARMS = {
     "plain": ("it is honest. Which positions may move when the token at s changes?", "what-moves-is-a-leak"),
@@ -132,6 +135,9 @@ def probe_judge(case: Case, returned: Any) -> Wrong | None:
         if not said[name][0]:
             return Wrong(f'{many}{number[name]}, "future" is missed: {text}', misconception)
     missed = next(name for name in wrong if KINDS[name][1] and not said[name][1])
+    if KINDS[missed][0]:  # those that see other sequences alone come first, and are right
+        text = "it sees its own future, and other sequences as well. Does your probe look for both, and go on after "
+        return Wrong(f'{many}{number[missed]}, "batch" is missed: {text}one?', "a-leak-is-of-one-kind")
     text = "another sequence's logits move. Which sequences did you change, and where in the others did you look?"
     return Wrong(f'{many}{number[missed]}, "batch" is missed: {text}', "sequences-cannot-meet")
 
@@ -156,6 +162,7 @@ PROBE = Exercise(
         "one-draw-is-enough": "any other token shows what a token does",
         "the-prediction-is-what-counts": "a leak changes what is predicted",
         "who-draws-cannot-leak": "of a model that draws at random nothing can be said",
+        "more-changes-show-more": "what one change shows, many at once show all the more",
         "a-leak-is-of-one-kind": "a change that other sequences see is no matter of the future",
         "a-few-tries-are-enough": "a leak shows wherever one looks",
         "sequences-cannot-meet": "the sequences of a batch never see each other",

@@ -12,9 +12,13 @@ __all__ = ["ROUTER"]
 B, T, MEASURED = 4, 64, 20
 LENGTHS = (1, 13, 32, 50)
 """Sequences, tokens of each, batches of the end that are measured (5,120 tokens); lengths that are tried besides T."""
-EVEN, TOTAL, CHOOSES, SLOW = 0.25, 0.1, 1.15, 0.9
+BEFORE, CHANGE = 60, 160
+"""As many batches as are measured are looked at this long before them, and from where scores change for good."""
+EVEN, TOTAL, CHOOSES, SLOW, JUMPS, OLD = 0.25, 0.1, 1.15, 0.85, 0.5, 0.5
 """An expert's load is this close to its share, the sum this close to top_k a token; what an expert takes scores this
-many times the mean of what it could take; a router that is less than this part of as uneven as it was is on its way."""
+many times the mean of what it could take; a router that is less than SLOW as uneven as it was is on its way; one whose
+loads deviate by more than JUMPS of the mean from batch to batch moves too far; one that is more than OLD as uneven as
+right after a change has not noticed it."""
 
 
 def router_cases(seed: int) -> list[Case]:
@@ -28,7 +32,7 @@ def router_cases(seed: int) -> list[Case]:
     def case(name: str, experts: int, top_k: int, drifts: bool) -> Case:
         order = rng.permutation(experts)
         lift, spread = np.linspace(0.9, -0.9, experts)[order], np.linspace(0.6, 1.1, experts)[rng.permutation(experts)]
-        parts = [batches(160, lift, spread)]
+        parts = [batches(CHANGE, lift, spread)]
         if drifts:
             parts += [batches(140, -lift, spread[::-1])]
         return {"name": name, "top_k": top_k, "batches": np.concatenate(parts), "other": rng.permutation(B * T)}
@@ -61,36 +65,41 @@ def router_run(answer: Any, case: Case) -> dict[str, Any]:
             raise WrongForm(f"route returns gates of the shape of its scores, {tuple(scores.shape)}; {what}")
         return gates.detach()
 
-    measured, early = [], []
+    last = len(case["batches"]) - MEASURED
+    windows: dict[str, list[Any]] = {"measured": [], "earlier": [], "changed": []}
+    starts = {"measured": last, "earlier": last - BEFORE, "changed": min(CHANGE, last)}
     for number, batch in enumerate(case["batches"]):
         scores = torch.from_numpy(batch)
-        if number >= len(case["batches"]) - MEASURED:
-            measured.append(route(scores))
-        elif number < MEASURED:
-            early.append(route(scores))
+        looked = [name for name, begin in starts.items() if begin <= number < begin + MEASURED]
+        gates = route(scores) if looked else None
+        for name in looked:
+            windows[name].append(gates)
         given = scores.clone()
         state = answer["learn"](state, given)
         if not torch.equal(given, scores):
             raise WrongForm("learn changed the scores that it was given: work on a copy")
-    last = torch.from_numpy(case["batches"][-1])
-    shuffled = last.flatten(0, 1)[torch.from_numpy(case["other"])].view_as(last)
-    others = shuffled.clone()
-    others[0] = last[0]
+    scores = torch.from_numpy(case["batches"][-1])
+    shuffled = scores.flatten(0, 1)[torch.from_numpy(case["other"])].view_as(scores)
 
     def future(cut: int) -> Any:
         """Row 0 of the gates, when its tokens from `cut` on are others."""
-        changed = last.clone()
+        changed = scores.clone()
         changed[0, cut:] = shuffled[0, cut:]
         return route(changed)[0]
 
+    def among_others(row: int) -> Any:
+        """The gates of a row, when all other rows are others."""
+        changed = shuffled.clone()
+        changed[row] = scores[row]
+        return route(changed)[row]
+
     return {
-        "measured": torch.stack(measured),
-        "early": torch.stack(early),
-        "whole": route(last),
+        **{name: torch.stack(gates) for name, gates in windows.items()},
+        "whole": route(scores),
         "future": torch.stack([future(cut) for cut in range(1, T)]),
-        "others": route(others),
-        **{f"first {length}": route(last[:, :length]) for length in LENGTHS},
-        "again": route(last),
+        "others": torch.stack([among_others(row) for row in range(B)]),
+        **{f"first {length}": route(scores[:, :length]) for length in LENGTHS},
+        "again": route(scores),
     }
 
 
@@ -129,7 +138,10 @@ def _leaks(found: dict[str, np.ndarray]) -> Wrong | None:
         if many := moved(whole[0, :cut], other[:cut]):
             text = f"{many} of the first {cut} tokens are routed otherwise when only later tokens' scores change"
             return Wrong(f"{text}. From what does your router know where to draw the line?", "training-may-look-ahead")
-    if many := moved(whole[0], found["others"][0]):
+    for row in range(B):  # each: of a queue over the batch the first row does not show it
+        many = moved(whole[row], found["others"][row])
+        if not many:
+            continue
         text = f"{many} tokens of a sequence are routed otherwise when only the other sequences change"
         return Wrong(f"{text}. What of this batch may decide?", "a-batch-is-one-text")
     for length in LENGTHS:
@@ -154,17 +166,8 @@ def _uneven(case: Case, found: dict[str, np.ndarray], scores: np.ndarray) -> Wro
     if not taken.any():
         return Wrong("no expert takes any token")
     told = f"after {len(case['batches'])} batches an expert takes {load.min():.1%} to {load.max():.1%} of the tokens"
-    uneven = _most(gates) > EVEN
-    if uneven and len(case["batches"]) > 200:
-        text = "the scores changed 140 batches ago. How long does your state remember?"
-        return Wrong(f"{told}; {text}", "what-was-learned-stays-true")
-    if uneven and _most(gates) < SLOW * _most(found["early"]):
-        text = "it gets more even from batch to batch, and not in time. How far does a step move it?"
-        return Wrong(f"{told}; {text}", "a-small-step-is-safe")
-    if uneven and (taken.sum(3) == top_k).all():
-        return Wrong(f"{told}. Each token visits {top_k}; who looks after the experts?", "tokens-spread-by-themselves")
-    if uneven:
-        return Wrong(f"{told}. Do all experts score alike, and does your router notice?", "one-line-for-all-experts")
+    if _most(gates) > EVEN:
+        return _why_uneven(case, found, scores, told)
     if abs(load.sum() / top_k - 1) > TOTAL:
         return Wrong(
             f"even, and a token visits {load.sum():.2f} experts; {top_k} are wanted on average", "even-is-enough"
@@ -174,6 +177,33 @@ def _uneven(case: Case, found: dict[str, np.ndarray], scores: np.ndarray) -> Wro
         text = f"what an expert takes scores {min(gain):.2f} times what it could take on average"
         return Wrong(f"each has its share ({share:.0%}), and {text}. Who chooses?", "even-is-all-that-counts")
     return None
+
+
+def _why_uneven(case: Case, found: dict[str, np.ndarray], scores: np.ndarray, told: str) -> Wrong:
+    """What a router that is not even smells of: its loads now, a while ago, and right after the scores changed."""
+    taken, top_k = found["measured"] != 0, case["top_k"]
+    loads = taken.mean((1, 2))  # of each batch and expert
+    if loads.std(0).max() > JUMPS * loads.mean():
+        one = int(loads.std(0).argmax())
+        least, most = loads[:, one].min(), loads[:, one].max()
+        text = f"from one batch to the next it jumps: one expert took {least:.0%} to {most:.0%}"
+        return Wrong(f"{told}; {text}. How far does a step move it?", "a-large-step-is-soon-there")
+    now = _most(found["measured"])
+    if now < SLOW * _most(found["earlier"]):
+        text = "it gets more even from batch to batch, and not in time. How far does a step move it?"
+        return Wrong(f"{told}; {text}", "a-small-step-is-safe")
+    ago = len(case["batches"]) - CHANGE
+    if ago and now > OLD * _most(found["changed"]):
+        text = f"the scores changed {ago} batches ago. How long does your state remember?"
+        return Wrong(f"{told}; {text}", "what-was-learned-stays-true")
+    if (taken.sum(3) == top_k).all():
+        own = scores >= np.sort(scores, axis=3)[..., -top_k, None]
+        if (taken == own).mean() > 0.99:
+            text = f"Each token visits the {top_k} that it scores highest; who looks after the experts?"
+            return Wrong(f"{told}. {text}", "tokens-spread-by-themselves")
+        text = "What your state changes does not make them even. Does it move by what each expert took, and which way?"
+        return Wrong(f"{told}. {text}")
+    return Wrong(f"{told}. Do all experts score alike, and does your router notice?", "one-line-for-all-experts")
 
 
 ROUTER = Exercise(
@@ -192,6 +222,7 @@ ROUTER = Exercise(
         "the-length-is-known": "the length of a sequence is no information about its future",
         "what-was-learned-stays-true": "scores stay as they are, so one look is enough",
         "a-small-step-is-safe": "a small step only takes longer",
+        "a-large-step-is-soon-there": "a large step only gets there sooner",
         "tokens-spread-by-themselves": "what tokens choose is even on average",
         "one-line-for-all-experts": "the experts' scores are alike",
         "even-is-enough": "any even load is the right one",

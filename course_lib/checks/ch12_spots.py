@@ -1,6 +1,7 @@
 """Small models of check 12.2 that leak in one spot: one token at one place moves one logit of one position.
 
-Each decides one rule of a probe alone: a place, a value, a row, a position, a logit, a size, draws, two leaks at once.
+Each decides one rule of a probe alone: a place, a value, a row, a position, a logit, a size, draws, two leaks at once,
+one change at a time.
 """
 
 from collections.abc import Callable
@@ -33,6 +34,8 @@ class Model:
     future: bool = False
     batch: bool = False
     draws: bool = False
+    alone: bool = False
+    """Its spots show only while all other tokens are as they were."""
     kind: str = "spot"
 
 
@@ -58,6 +61,8 @@ def _models() -> dict[str, Model]:
         "faint, ahead": Model(((1, 3, 5, 1, 0, 11, FAINT),), future=True, kind="faint"),
         "faint, across": Model(((2, 0, 6, 1, 3, 0, -FAINT),), batch=True, kind="faint"),
         "up and down": Model(up_and_down, future=True, kind="up and down"),
+        "alone, ahead": Model(((0, 2, 9, 0, 1, 7, LARGE),), future=True, alone=True, kind="alone"),
+        "alone, across": Model(((2, 1, 6, 0, 2, 5, LARGE),), batch=True, alone=True, kind="alone"),
         "draws, ahead": Model(((0, 2, 8, 0, 0, 4, LARGE),), future=True, draws=True, kind="draws"),
         "draws, across": Model(((1, 1, 3, 2, 1, 6, LARGE),), batch=True, draws=True, kind="draws"),
     }
@@ -79,8 +84,8 @@ def spot_tokens(rng: np.random.Generator) -> np.ndarray[Any, Any]:
     return tokens
 
 
-def spot_of(name: str, seed: int) -> Callable[[Tensor], Tensor]:
-    """The model: each position sees the tokens up to its own, and what a spot adds."""
+def spot_of(name: str, seed: int, before: np.ndarray[Any, Any]) -> Callable[[Tensor], Tensor]:
+    """The model: each position sees the tokens up to its own, and what a spot adds. `before`: the case's tokens."""
     model, rng = SPOTS[name], np.random.default_rng([seed, 1222])
     own, past = rng.normal(size=(2, VOCAB, VOCAB))
 
@@ -89,8 +94,9 @@ def spot_of(name: str, seed: int) -> Callable[[Tensor], Tensor]:
         logits = own[given] + past[given].cumsum(1) / 4
         if model.draws:
             logits = logits + NOISE * torch.rand(*SHAPE, VOCAB).numpy()
+        many = model.alone and (given != before).sum() > 1
         for b, s, value, row, t, logit, size in model.spots:
-            if given[b, s] == value:
+            if given[b, s] == value and not many:
                 logits[row, t, logit] += size
         return torch.from_numpy(logits.astype(np.float32))
 
@@ -112,6 +118,10 @@ MISSED = {
         "a-leak-is-of-one-kind",
     ),
     "faint": ("one logit moves by 0.0011. From which size does it count?", "the-prediction-is-what-counts"),
+    "alone": (
+        "it shows when one token alone is another. How many did you change at a time?",
+        "more-changes-show-more",
+    ),
     "up and down": (
         "one logit goes up, and another down by as much. What of the logits do you compare?",
         "the-prediction-is-what-counts",

@@ -72,7 +72,7 @@ def test_a_model_with_a_spot_moves_there_and_nowhere_else(seed: int) -> None:
     """Every change of one token, as above; and no spot is in the tokens from the start."""
     tokens = torch.from_numpy(spot_tokens(np.random.default_rng(seed)))
     for name, model in SPOTS.items():
-        forward, moves = spot_of(name, seed), set()
+        forward, moves = spot_of(name, seed, tokens.numpy()), set()
         torch.manual_seed(7)
         before = forward(tokens)
         for b, s, v in np.ndindex(*tokens.shape, VOCAB):

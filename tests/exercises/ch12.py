@@ -141,6 +141,40 @@ wrong_only_the_next_row = _probe("a-few-tries-are-enough", whose=lambda b, moved
 wrong_only_from_the_first = _probe("a-few-tries-are-enough", whose=lambda b, moved: moved[: 0 if b else None])
 
 
+@wrong("leak-probe", "more-changes-show-more")
+def wrong_all_that_follows_at_once(forward, tokens, vocab_size):
+    """Every shift of every rest of a sequence, and of every whole one."""
+
+    def logits(some):
+        torch.manual_seed(1)
+        return forward(some)
+
+    before, found = logits(tokens), {"future": False, "batch": False}
+    for b in range(tokens.shape[0]):
+        for s in range(tokens.shape[1]):
+            for shift in range(1, vocab_size):
+                other = tokens.clone()
+                other[b, s:] = (other[b, s:] + shift) % vocab_size
+                moved = (logits(other) - before).abs().amax(2) > 1e-4
+                found["future"] |= bool(moved[b, :s].any())
+                moved[b] = False
+                found["batch"] |= bool(moved.any())
+    return found
+
+
+def _until_the_first(forward, tokens, vocab_size, stops):
+    found, (one, other) = _changes(forward, tokens, vocab_size), stops
+    return found | {other: found[other] and not found[one]}
+
+
+wrong_stops_at_another_sequence = wrong(
+    "leak-probe", "a-leak-is-of-one-kind", answer=lambda *given: _until_the_first(*given, ("batch", "future"))
+)
+wrong_stops_at_the_future = wrong(
+    "leak-probe", "a-leak-is-of-one-kind", answer=lambda *given: _until_the_first(*given, ("future", "batch"))
+)
+
+
 @wrong("leak-probe", "who-draws-cannot-leak")
 def wrong_who_draws_is_honest(forward, tokens, vocab_size):
     if (forward(tokens) - forward(tokens)).abs().max() > 1e-3:
@@ -355,6 +389,9 @@ wrong_pairs = _routers(
     "training-may-look-ahead",
     route=lambda s, st: torch.cat([_top(c, 1, max(1, c.shape[1] // 4)) for c in s.split(4, 1)], 1),
 )
+wrong_first_rows_first = _routers(
+    "a-batch-is-one-text", route=lambda s, st: _route(s, st) * ((s >= st["lines"]).cumsum(0) <= 2)
+)
 wrong_over_the_batch = _routers("a-batch-is-one-text", route=lambda s, st: _top(s, 0, round(s.shape[0] * st["share"])))
 wrong_length = _routers("the-length-is-known", route=_prefix_quota)
 wrong_route_learns = _routers("routes-learn", route=_learning_route, learn=lambda st, s: st)
@@ -407,6 +444,9 @@ def _biased(step):
 
 
 wrong_bias_too_slow = wrong("repair-router", "a-small-step-is-safe", answer=_biased(0.001))
+wrong_bias_too_slow_after_a_change = wrong("repair-router", "a-small-step-is-safe", answer=_biased(0.002))
+wrong_bias_jumps = wrong("repair-router", "a-large-step-is-soon-there", answer=_biased(0.3))
+wrong_bias_the_other_way = wrong("repair-router", says="and which way", answer=_biased(-0.01))
 wrong_line_too_slow = _routers("a-small-step-is-safe", learn=lambda st, s: _learn(st, s, 0.01))
 
 
