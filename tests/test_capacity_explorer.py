@@ -277,33 +277,30 @@ def test_no_extreme_raises_or_draws_nonsense(made):
         assert not re.search(r"\b(nan|inf)\b", view.picture + view.alt + view.message), values
         for x, wide in re.findall(r'<rect x="([-\d.]+)" y="[-\d.]+" width="([-\d.]+)"', view.picture):
             assert float(x) >= 0 and float(wide) >= 0 and float(x) + float(wide) <= 768.1, values
-    assert drawn > 20
+    assert drawn >= 15  # of 90; the others are impossible, which is drawn too
 
 
 def test_every_move_from_every_preset_is_drawn_in_time(made):
-    """Each control to its ends. CPU time, since other work may run beside it: a slow one has three more tries.
-
-    Where no single change of the layout makes it fit, the planner looks at every two changes, which takes longer.
-    """
+    """Each control to its ends. CPU time, since other work may run beside it: a slow one has three more tries."""
 
     def seconds(values):
         begin = time.process_time()
         made.set(**values)
         return time.process_time() - begin
 
-    slow, moves = {}, 0
+    slow = {}
     for one in (*made.presets, None):
         here = {**made.defaults, **(one.values if one else {})}
         for control in made.controls:
             for end in (control.options[0], control.options[-1]) if _chosen(control) else (control.min, control.max):
                 values = {**here, control.name: end}
-                took, moves = seconds(values), moves + 1
+                took = seconds(values)
                 for _ in range(3):
                     took = min(took, seconds(values)) if took >= BUDGET else took
                 if took >= BUDGET:
                     slow[one.label if one else "default", control.name, end] = took
                 assert not made.error and not re.search(r"\b(nan|inf)\b", made.view.picture + made.view.message)
-    assert len(slow) <= 0.02 * moves and max(slow.values(), default=0) < 3 * BUDGET, slow
+    assert not slow
 
 
 def _chosen(control):

@@ -34,7 +34,7 @@ def _memory(plan: Plan, near: Near) -> Iterator[Risk]:
     if mended is not None:
         remedy = f"{changes(run.layout, mended.layout)}: {mended.peak / GIB:.1f} GiB, " + _slower(plan, mended.seconds)
     else:
-        remedy = _more_devices_fit(plan, wanted)
+        remedy = _more_devices_fit(plan, wanted, near.most)
     if memory.fits:
         text = f"{where} needs {memory.peak / GIB:.1f} GiB of {of}: little is left; {filled}"
         yield Risk("memory_tight", 0.015, memory.peak, text, remedy)
@@ -43,7 +43,7 @@ def _memory(plan: Plan, near: Near) -> Iterator[Risk]:
         yield Risk("memory", 2 + memory.peak / limit, memory.peak, text, remedy)
 
 
-def _more_devices_fit(plan: Plan, wanted: float) -> str:
+def _more_devices_fit(plan: Plan, wanted: float, most: int) -> str:
     """More data-parallel ranks, which share out more and leave the layout as it is."""
     run = plan.run
 
@@ -53,11 +53,11 @@ def _more_devices_fit(plan: Plan, wanted: float) -> str:
             return False
         return _peak(replace(run, layout=replace(run.layout, data=data))) <= wanted
 
-    k = least(fits, 64)
+    k, none = least(fits, 64), "no two changes of the layout are" if most > 1 else "no single change of the layout is"
     if k is not None:
         devices = k * run.hardware.devices
-        return f"no two changes of the layout are enough; {devices:,} devices with data = {k * run.layout.data} are"
-    return "no two changes of the layout are enough, nor more data-parallel ranks: --search looks at all layouts"
+        return f"{none} enough; {devices:,} devices with data = {k * run.layout.data} are"
+    return f"{none} enough, nor more data-parallel ranks: --search looks at all layouts"
 
 
 def _slower(plan: Plan, seconds: float) -> str:

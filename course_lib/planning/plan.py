@@ -23,6 +23,7 @@ from course_lib.planning import capacity, flops, rules, sizes, steptime
 from course_lib.planning.capacity import StageMemory
 from course_lib.planning.communication import batch_floor
 from course_lib.planning.drill import Drill, drill
+from course_lib.planning.remedies import MOST_CHANGES
 from course_lib.planning.risks import Risk, risks
 from course_lib.planning.spec import RunSpec
 from course_lib.planning.steptime import StepTime
@@ -183,8 +184,8 @@ def plan(run: RunSpec) -> Plan:
     return plan_unchecked(rules.check(run))
 
 
-def plan_unchecked(run: RunSpec) -> Plan:
-    """The same for a run that `rules.check` returned."""
+def plan_unchecked(run: RunSpec, *, changes: int = MOST_CHANGES) -> Plan:
+    """The same for a run that `rules.check` returned. `changes`: of the layout, that a remedy may have; 1 is quick."""
     step = steptime.predict(run)
     time, saving = _time(run, step)
     made = Plan(
@@ -198,7 +199,7 @@ def plan_unchecked(run: RunSpec) -> Plan:
         batch_floor=batch_floor(run.batch_tokens, run.data.sequence),
         cadence=saving,
     )
-    made = replace(made, risks=tuple(risks(made)))
+    made = replace(made, risks=tuple(risks(made, changes=changes)))
     return replace(made, drill=tuple(drill(made)))
 
 

@@ -48,8 +48,8 @@ class Mended(NamedTuple):
 class Near:
     """The layouts that are a change or two from a run's own, priced when they are first asked for."""
 
-    def __init__(self, run: RunSpec) -> None:
-        self.run = run
+    def __init__(self, run: RunSpec, most: int = MOST_CHANGES) -> None:
+        self.run, self.most = run, most
 
         layout = run.layout
         # Recomputing attention's inner values saves nothing where it is fused.
@@ -86,7 +86,7 @@ class Near:
 
     def smaller(self, peak: float) -> Mended | None:
         """The fastest of those with the fewest changes that need at most `peak` bytes; None: none does."""
-        for count in (1, MOST_CHANGES):
+        for count in range(1, self.most + 1):
             for mended in self.within(count, peak, inf):
                 return mended
         return None

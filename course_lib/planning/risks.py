@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from course_lib.planning import _risks_run, _risks_step
 from course_lib.planning._risk import LIMITS, Risk
-from course_lib.planning.remedies import Near
+from course_lib.planning.remedies import MOST_CHANGES, Near
 
 if TYPE_CHECKING:
     from course_lib.planning.plan import Plan
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["LIMITS", "Risk", "risks"]
 
 
-def risks(plan: Plan) -> list[Risk]:
-    """All that are seen, the worst first."""
-    near = Near(plan.run)
+def risks(plan: Plan, *, changes: int = MOST_CHANGES) -> list[Risk]:
+    """All that are seen, the worst first. `changes`: of the layout, that a remedy may have; 1 is quick."""
+    near = Near(plan.run, changes)
     found = [risk for kind in (*_risks_step.KINDS, *_risks_run.KINDS) for risk in kind(plan, near)]
     return sorted(found, key=lambda risk: -risk.severity)

@@ -104,7 +104,7 @@ def _numbers(made: Plan) -> list[tuple[str, str]]:
 
 def _draw(**values: Any) -> View:
     try:
-        made = plan_unchecked(run_of(values))
+        made = plan_unchecked(run_of(values), changes=1)
     except ConfigError as error:
         return _impossible(values, str(error))
     title, subtitle = _words(values, made)
@@ -136,7 +136,7 @@ def _sentence(text: str) -> str:
 
 
 def _still(**values: Any) -> Figure:
-    made = plan_unchecked(run_of(values))
+    made = plan_unchecked(run_of(values), changes=1)
     title, subtitle = _words(values, made)
     risks = [f"{_sentence(risk.text)} {risk.remedy}" for risk in made.risks]
     limits = made.memory.limit, _memory(made)

@@ -37,6 +37,7 @@ _MODELS = {
     "BLOOM 176B": "bloom-176b",
     "Llama 3 405B": "llama-3-405b",
     "Mixtral 8x7B": "moe-8x7b-on-128-h100",
+    "DeepSeek-V3": "deepseek-v3",
 }
 _SHARDING = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2", "FSDP": "fsdp", "HSDP": "hsdp"}
 _SCHEDULES = {
