@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,16 +45,24 @@ class GradedItem:
     max_score: float
     message: str
     misconception: str | None = None
+    case: int | None = None
+    """The number of the case that went wrong, from 1."""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A hand-in's row: `graded`, `unreadable` (with the reason in `flags`) or `missing`."""
+    """A hand-in's row: `graded`, `graded_with_problems`, `unreadable` or `missing`, with the reason in `flags`."""
 
     name: str
     status: str
     items: tuple[GradedItem, ...] = ()
     flags: tuple[str, ...] = field(default=())
+    assignment: str = ""
+    release: str = ""
+    seed: int = 0
+    tier: str = ""
+    seconds: float = 0.0
 
     @property
     def score(self) -> float:
@@ -156,6 +165,7 @@ class Grader:
 
     def grade(self, name: str, path: Path) -> Submission:
         """Grade one notebook. Only an error of ours (a bad solution, no worker, no judge) is raised, as CourseError."""
+        start = time.perf_counter()
         if not path.exists():
             return Submission(name, "missing", flags=(f"{path}: there is no such file",))
         try:
@@ -180,10 +190,13 @@ class Grader:
             flags += [f"{key}: {note}" for note in one.notes]
             points = one.item.points
             score = points if status == "passed" else 0.0
-            items.append(
-                GradedItem(key, one.item.position, one.item.title, status, score, points, message, misconception)
-            )
-        return Submission(name, "graded", tuple(items), tuple(flags))
+            case = verdicts[key]["case"] if status == "failed" else None
+            took = sum(result.seconds for result in mine)
+            place = one.item.position, one.item.title
+            items.append(GradedItem(key, *place, status, score, points, message, misconception, case, took))
+        seconds = time.perf_counter() - start
+        whence = assignment.name, handin.release or "", self.seed, self.tier.name
+        return Submission(name, "graded", tuple(items), tuple(flags), *whence, seconds)
 
     def _run_all(
         self, spliced: Spliced, cases: Path, flags: list[str]
