@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,7 +13,8 @@ __all__ = ["csv_text", "read_rows", "safe_cell", "write_text"]
 
 MAX_BYTES = 64 * 2**20
 _SEPARATORS = (",", ";", "\t", "|")
-_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
+# Full-width signs too: some spreadsheets take them for the plain ones.
+_FORMULA = re.compile(r"(^|[;\t\r\n])([\s\u200b\ufeff]*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])")
 
 
 def read_rows(path: Path) -> list[tuple[int, list[str]]]:
@@ -57,11 +59,14 @@ def _decode(content: bytes) -> str:
 
 
 def safe_cell(value: object) -> object:
-    """A text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay numbers."""
+    """A text that a spreadsheet would run as a formula gets an apostrophe in front; numbers stay numbers.
+
+    Also behind a semicolon, a tab or a line end: a spreadsheet that takes those for the separator would cut there.
+    """
     if not isinstance(value, str):
         return value
-    text = value.replace("\0", "")
-    return "'" + text if text.lstrip(" ")[:1] in _FORMULA else text
+    text = _FORMULA.sub(r"\1'\2", value.replace("\0", ""))
+    return "'" + text if text.lstrip(" ")[:1] in ("\t", "\r", "\n") else text
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
