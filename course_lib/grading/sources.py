@@ -2,9 +2,11 @@
 
 import ast
 import re
+import symtable
+from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["calls_only", "checked_name", "clean", "defined", "same", "used"]
+__all__ = ["calls_only", "checked_name", "clean", "defined", "joined", "needed", "parses", "reachable", "same", "used"]
 
 _NBVAL = re.compile(r"^\s*#+\s*(NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.MULTILINE)
 _ROUGH = re.compile(r"^(?:async\s+def|def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
@@ -68,6 +70,86 @@ def used(source: str) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
+def needed(source: str) -> set[str]:
+    """Names that a cell takes from cells above it: read in it, in any of its scopes, and bound in none of them."""
+    if _parse(source) is None:
+        return used(source) - defined(source)
+    try:
+        top = symtable.symtable(_blank(source), "cell", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return used(source) - defined(source)
+    found: set[str] = set()
+    tables = [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (table is top or symbol.is_global()):
+                found.add(symbol.get_name())
+    return found - defined(source)
+
+
+def parses(source: str) -> bool:
+    """Whether it is Python (lines for IPython, `%` and `!`, left out)."""
+    return _parse(source) is not None
+
+
+def joined(sources: Sequence[str]) -> str | None:
+    """The pieces of a cell that was cut within a statement as one; None when each is whole, or they make none."""
+    if len(sources) < 2 or all(map(parses, sources)):
+        return None
+    whole = "\n".join(sources)
+    return whole if parses(whole) else None
+
+
+def reachable(sources: Sequence[str], start: str | None) -> list[str]:
+    """Sources without the functions and classes that neither the answer `start` nor any other line speaks of.
+
+    A word in a text counts as speaking of it. What does not parse stays whole.
+    """
+    trees = [_parse(source) for source in sources]
+    definitions = [node for tree in trees if tree for node in tree.body if _plain(node)]
+    if start is None or not definitions:
+        return list(sources)
+    words = {start}
+    for tree, source in zip(trees, sources, strict=True):
+        words |= _words(*(node for node in tree.body if not _plain(node))) if tree else used(source)
+    left = list(definitions)
+    while more := [node for node in left if node.name in words]:  # type: ignore[attr-defined]
+        left = [node for node in left if node not in more]
+        words |= _words(*more)
+    dropped = set(left)
+    found = []
+    for tree, source in zip(trees, sources, strict=True):
+        lines = source.split("\n")
+        for node in tree.body if tree else []:
+            alone = not any(other is not node and _share_a_line(node, other) for other in tree.body)  # type: ignore[union-attr]
+            if node in dropped and node.end_lineno is not None and alone:
+                lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+        found.append("\n".join(lines))
+    return found
+
+
+def _plain(node: ast.stmt) -> bool:
+    """A definition whose body runs only when it is called by its name."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
+
+
+def _words(*nodes: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in nodes:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name):
+                found.add(inner.id)
+            elif isinstance(inner, ast.Attribute):
+                found.add(inner.attr)
+            elif isinstance(inner, ast.alias):
+                found.add(inner.name)
+            elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                found.update(re.findall(r"\w+", inner.value))
+    return found
+
+
 def same(one: str, two: str) -> bool:
     """Whether two sources are the same but for blank lines, comments and space at line ends."""
     return _essence(one) == _essence(two)
@@ -78,11 +160,14 @@ def _essence(source: str) -> list[str]:
     return [line for line in lines if line and not line.lstrip().startswith("#")]
 
 
+def _blank(source: str) -> str:
+    return "\n".join("" if re.match(r"\s*[%!]", line) else line for line in source.split("\n"))
+
+
 @lru_cache(maxsize=4096)
 def _parse(source: str) -> ast.Module | None:
-    lines = ["" if re.match(r"\s*[%!]", line) else line for line in source.split("\n")]
     try:
-        return ast.parse("\n".join(lines))
+        return ast.parse(_blank(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
