@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("course_lib.plan_cli:main", "plan a training run: days, memory, traffic, risks"),
     "incident": ("course_lib.incident_cli:main", "a run went wrong: order checks, name the fault"),
     "grade": ("course_lib.grading.cli:grade_main", "grade hand-ins: notebooks, folders or a chapter number"),
+    "progress": ("course_lib.grading.progress_cli:progress_main", "a map of the course: what is done, what comes next"),
     "hint": ("course_lib.grading.cli:hint_main", "the next hint for an exercise: course hint 03.2"),
     "syllabus": ("course_lib.grading.cli:syllabus_main", "chapters, exercises, minutes and points"),
     "release": ("course_lib.grading.cli:release_main", "write exercises/ from solutions/, for authors"),
