@@ -46,6 +46,8 @@ def exact(case: Case, rule: str = "") -> float:
     for what, rows, inner, columns, number in products(shape, s):
         flops = 2 * rows * inner * columns * number
         if what in ("scores", "mix"):
+            if rule == "scores-have-the-width":
+                flops = 2 * s * s * shape["width"]
             if rule == "attention-is-free":
                 continue
             if rule == "half-of-attention":  # a mask that saves half, or one of its two products
@@ -59,7 +61,8 @@ def exact(case: Case, rule: str = "") -> float:
         total += 2 * s * shape["width"] * shape["vocab"]
     passes = {"forward-is-all": 1, "backward-costs-as-forward": 2}.get(rule, 3)
     total *= passes
-    return total / (2 if rule == "a-product-is-one-flop" else 1) * (case["tokens"] // s)
+    sequences = 1 if rule == "one-sequence-alone" else case["tokens"] // s
+    return total / (2 if rule == "a-product-is-one-flop" else 1) * sequences
 
 
 def parameters(case: Case, rule: str = "") -> int:
@@ -84,7 +87,8 @@ def parameters(case: Case, rule: str = "") -> int:
 
 
 def six_nd(case: Case, rule: str = "") -> float:
-    return {"forward-is-all": 2, "backward-costs-as-forward": 4}.get(rule, 6) * parameters(case, rule) * case["tokens"]
+    each = {"forward-is-all": 2, "backward-costs-as-forward": 4, "a-product-is-one-flop": 3}.get(rule, 6)
+    return each * parameters(case, rule) * (case["sequence"] if rule == "one-sequence-alone" else case["tokens"])
 
 
 ASKS = {
@@ -96,6 +100,8 @@ ASKS = {
     "few-keys-few-scores": "each head of queries makes its own scores, whoever shares its keys",
     "every-head-has-its-keys": "how many heads do keys and values have here?",
     "heads-share-the-width": "is a head's size the width over the heads here?",
+    "scores-have-the-width": "heads times numbers in a head: is that the width here? Look at scores and mix",
+    "one-sequence-alone": "that is one sequence. How many does the training read?",
     "a-lookup-multiplies": "a row of a table is read. Is that a product?",
     "the-head-is-free": "what makes the logits?",
     "two-matrices": "how many matrices has the feed-forward block of the text?",
@@ -105,6 +111,8 @@ ASKS = {
     "one-table-for-both": "not tied: how many tables are there?",
     "the-embedding-is-no-parameter": "N counts every parameter, looked up or multiplied",
 }
+NAMED = {"scores-have-the-width": "heads-share-the-width"}
+"""Mistakes that are another one's, at another place."""
 
 
 def flops_cases(seed: int) -> list[Case]:
@@ -156,7 +164,7 @@ def _off(a: float, b: float, tolerance: float) -> bool:
 
 
 def flops_judge(case: Case, returned: list[float]) -> Wrong | None:
-    """6ND within 0.1%, so that nobody counts norms; the exact count within 1e-6, far above the rounding of floats."""
+    """6ND within 0.1%, so that norms may be left out; the exact count within 1e-6, far above the rounding of floats."""
     swapped = not _off(returned[0], exact(case), 1e-3) and not _off(returned[1], six_nd(case), 1e-3)
     if swapped and _off(exact(case), six_nd(case), 1e-2):
         return Wrong("6ND comes first, the exact count second: yours are in the other order", form=True)
@@ -167,15 +175,14 @@ def flops_judge(case: Case, returned: list[float]) -> Wrong | None:
         for rule, text in ASKS.items():
             guess = count(case, rule)
             if _off(guess, right, 2 * tolerance) and not _off(value, guess, tolerance):
-                return Wrong(f"{name}: {value:.4g}: {text}", rule)
+                known = NAMED.get(rule, rule)
+                return Wrong(f"{name}: {value:.4g}: {text}", known if known in FLOPS.misconceptions else None)
         if n and not _off(value, right, 2e-3):
-            return Wrong(
-                f"{name}: off by {abs(value / right - 1):.2g}. A product is missing, or one too many: list them"
-            )
+            off = f"off by {abs(value / right - 1):.2g}"
+            return Wrong(f"{name}: {off}. Was it rounded, or is a small product missing, or one too many? List them")
         factor = value / right if right else 0.0
-        return Wrong(
-            f"{name}: {value:.4g}, which is {factor:.3g} times what it should be. List the matrices of a layer"
-        )
+        what = "products of a layer, those without weights too" if n else "matrices of a layer"
+        return Wrong(f"{name}: {value:.4g}, which is {factor:.3g} times what it should be. List the {what}")
     return None
 
 

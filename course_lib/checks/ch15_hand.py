@@ -37,7 +37,7 @@ def hand(variant: int) -> dict[str, Any]:
     if variant % 3 == 1:
         run["active"], run["all"] = ((1.3, 6.9), (13.0, 47.0), (22.0, 235.0))[int(rng.integers(3))]
     if variant % 3 == 2:
-        run["epochs"] = int(rng.choice([2, 3, 4]))
+        run["epochs"] = int(rng.choice([7, 5, 4]))  # not 2 or 3: a forgotten factor of 6ND looks like one of those
     run["flops"] = 6 * run["active"] * 1e9 * run["text"] * 1e9 * run["epochs"]
     run["days"] = run["flops"] / (run["devices"] * run["peak"] * 1e12 * run["mfu"] / 100) / DAY
     return run
@@ -139,6 +139,8 @@ def hours(variant: int) -> dict[str, Any]:
         "recomputes": variant % 2 == 1,
     }
     true_goodput = int(rng.integers(62, 90)) / 100
+    while not _apart(true_goodput, plan["goodput"] / 100, over["recomputes"]):
+        true_goodput = int(rng.integers(62, 90)) / 100
     useful = 6 * over["parameters"] * 1e9 * over["tokens"] * 1e12
     device_hours = useful / (312e12 * over["mfu"] / 100) / 3600 / true_goodput
     over["hours"] = round(device_hours, -3 if device_hours > 3e5 else -2)
@@ -155,6 +157,13 @@ def hours(variant: int) -> dict[str, Any]:
         "goodput": useful / (rate * 1e12 * over["hours"] * 3600),
         "rate": rate,
     }
+
+
+def _apart(goodput: float, planned: float, recomputes: bool) -> bool:
+    """Whether three mistakes give three numbers: the plan's goodput, recomputation counted twice (4/3 of what is
+    right), and the ratio upside down."""
+    twice = 4 / 3 * goodput if recomputes else goodput
+    return min(abs(goodput - planned), abs(twice - planned)) > 0.03 and abs(twice * goodput - 1) > 0.05
 
 
 def hours_text(variant: int) -> str:
@@ -225,6 +234,7 @@ def hours_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
                 (
                     ("mfu-of-the-bill", goodput * run["rate"] / 312, "that is the MFU over all that was billed"),
                     ("upside-down", 1 / goodput, "that is above 1: which one is the larger time?"),
+                    ("one-goodput-for-all", g, "that is the plan's. What do this run's own bill and log say?"),
                     ("recomputed-work-is-progress", goodput * run["rate"] / log, "does the log count 6ND?"),
                     ("recompute-counts-twice", goodput * log / run["rate"], "6ND on one side, what on the other?"),
                 ),
@@ -248,6 +258,7 @@ HOURS = Exercise(
         "devices-divide-twice": "device-hours are hours",
         "one-device-works": "the time is that of one device",
         "mfu-of-the-bill": "MFU and goodput are one number",
+        "one-goodput-for-all": "goodput is a constant of all runs",
         "upside-down": "a ratio is a ratio, either way",
         "recomputed-work-is-progress": "FLOPs of a log are FLOPs of the model",
         "recompute-counts-twice": "recomputation makes the model larger",

@@ -59,14 +59,16 @@ def judge_parts(
 ) -> Wrong | None:
     """None where all are right; else what is wrong with the first that is not, in the order of `parts`.
 
-    A wrong form, an empty part, a slip in a unit, and an answer of which half is right cost no variant.
+    A wrong form, an empty part, a slip in a unit, and an answer of which half is right cost no variant. A letter that
+    is wrong, with no number that is, costs one: letters can be tried out.
     known: the exercise's misconceptions; a guess that is not among them has a message and no name.
     """
     form = keys_of(returned, [part.key for part in parts]) or _forms(returned, parts)
     if form is not None:
         return form
     fits = [_fits(part, returned[part.key]) for part in parts]
-    half = 2 * sum(fits) >= len(parts)
+    off = [part for part, right in zip(parts, fits, strict=True) if not right and returned[part.key] is not None]
+    half = 2 * sum(fits) >= len(parts) and any(isinstance(part, Number) for part in off)
     for part, right in zip(parts, fits, strict=True):
         value = returned[part.key]
         if right or value is None:
@@ -94,8 +96,11 @@ def _forms(returned: Mapping[str, Any], parts: Sequence[Number | Letter]) -> Wro
                 return Wrong(f"`{part.key}` is {text}", form=True)
         elif isinstance(value, bool) or not isinstance(value, int | float):
             return Wrong(f"`{part.key}` is one number, without quotes; yours is {kind(value)}", form=True)
-        elif not math.isfinite(value):
-            return Wrong(f"`{part.key}` is {value}: a finite number is wanted", form=True)
+        elif not -1e300 < value < 1e300:  # NaN, too, and a whole number that no float holds
+            told = f"is {value}" if isinstance(value, float) else "has hundreds of digits"
+            return Wrong(f"`{part.key}` {told}: a finite number is wanted", form=True)
+        elif not part.units and not part.tolerance and value != int(value):
+            return Wrong(f"`{part.key}` is a whole number; yours has a fraction: {value:.6g}", form=True)
     return None
 
 
@@ -108,14 +113,32 @@ def _fits(part: Number | Letter, value: Any) -> bool:
 
 
 def _wrong_number(part: Number, value: float, known: Mapping[str, str]) -> Wrong:
+    """The guess or the slip in a unit that comes nearest, of those that come near enough; a guess before a slip."""
+    found: list[tuple[float, Wrong]] = []
     for rule, guess, text in part.guesses:
         told_apart = not math.isclose(guess, part.right, rel_tol=2 * part.tolerance + 1e-6)
         if told_apart and math.isclose(value, guess, rel_tol=max(part.tolerance, 1e-6)):
-            return Wrong(f"{value:.4g}: {text}", rule if rule in known else None)
-    if part.units:
-        for factor, words in FACTORS.items():
-            if any(close(value, guess, part.tolerance) for guess in (part.right * factor, part.right / factor)):
-                return Wrong(f"{value:.4g} is off by a factor of {words}: which unit is asked for?", form=True)
+            found.append((_apart(value, guess), Wrong(f"{value:.4g}: {text}", rule if rule in known else None)))
+    for factor, text in _slips(part):
+        for slip in (part.right * factor, part.right / factor):
+            if close(value, slip, part.tolerance):
+                found.append((_apart(value, slip), Wrong(f"{value:.4g} is off by a factor of {text}", form=True)))
+    if found:
+        return min(found, key=lambda one: one[0])[1]
     if math.isclose(value, part.right, rel_tol=4 * part.tolerance):
         return Wrong(f"{value:.4g} is nearly right, and further off than rounding: {part.ask}", form=True)
     return Wrong(f"{value:.4g}: {part.ask}")
+
+
+def _apart(value: float, guess: float) -> float:
+    """How far apart, relatively; what rounding to four digits can do counts as nothing."""
+    return max(0.0, abs(value / guess - 1) - 5e-4) if guess else abs(value)
+
+
+def _slips(part: Number) -> list[tuple[float, str]]:
+    if not part.units:
+        return []
+    slips = [(factor, f"{words}: which unit is asked for?") for factor, words in FACTORS.items()]
+    if part.key.endswith("_gb"):
+        slips.append((2**30 / 1e9, "1.07: a GB is 1e9 bytes here, a GiB is 2^30"))
+    return [*slips, (10.0, "ten: count the zeros")]

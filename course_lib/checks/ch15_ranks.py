@@ -42,7 +42,7 @@ def ranks(variant: int) -> dict[str, Any]:
         return {**run, "sequence": 10_000, "sequences": 1_000, "ranks": 1_000, "devices": 8_000}
     while True:
         run["sequence"] = int(rng.choice([4_096, 8_192, 10_000]))
-        run["sequences"] = int(rng.choice([960, 1_200, 1_440, 2_048, 2_400, 3_072]))
+        run["sequences"] = 240 * int(rng.integers(4, 16))
         run["tensor"] = int(rng.choice([2, 4, 8]))
         if kind == "plain":
             run["micro"] = 1
@@ -56,13 +56,17 @@ def ranks(variant: int) -> dict[str, Any]:
             run["context"] = int(rng.choice([4, 8, 16]))
         if kind in ("1f1b", "interleaved"):
             run["micro"], run["pipeline"] = int(rng.choice([1, 2])), int(rng.choice([4, 8, 12]))
-            run["least"], run["target"] = run["pipeline"], Fraction(int(rng.choice([4, 5, 8, 10])), 100)
+            run["least"], run["target"] = run["pipeline"], Fraction(int(rng.choice([4, 5, 8, 10, 20, 25])), 100)
         if kind == "interleaved":
             run["chunks"], run["whole rounds"] = int(rng.choice([2, 4])), True
         right = most(run)
         apart = [most(run, **{"ranks may differ": True}), most(run, micro=1), most(run, target=Fraction(1), least=1)]
         if kind in ("plain", "context"):
             apart = []
+        if kind == "1f1b":
+            apart.append(most(run, of="ideal"))
+        if kind == "interleaved":
+            apart += [most(run, chunks=1), most(run, **{"whole rounds": False})]
         if kind == "micro":
             apart = apart[1:2]
         if right > 1 and right not in apart:
@@ -104,6 +108,9 @@ def ranks_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     tokens = run["sequence"] * run["sequences"]
     other = "ideal" if run["of"] == "total" else "total"
     uneven = {"ranks may differ": True}
+    idle = Fraction(run["pipeline"] - 1, run["chunks"])
+    real = idle / run["target"] - idle or Fraction(1)  # the bubble solved for m, which need not be whole
+    equally = "has every rank the same number of micro-batches then?"
     return judge_parts(
         returned,
         [
@@ -128,7 +135,9 @@ def ranks_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
                     ("idle-over-work", most(run, of=other), "what is the bubble a share of?"),
                     ("chunks-change-nothing", most(run, chunks=1), "what do chunks do to the wait?"),
                     ("any-number-will-do", most(run, **{"whole rounds": False}), "does the schedule take so many?"),
-                    ("ranks-may-differ", most(run, **uneven), "has every rank the same number of micro-batches then?"),
+                    ("ranks-may-differ", most(run, **uneven), equally),
+                    ("ranks-may-differ", most(run, **uneven, **{"whole rounds": False}), equally),
+                    ("ranks-may-differ", run["sequences"] // run["micro"] // real, equally),
                     ("context-makes-ranks", run["ranks"] * run["context"], "a group shares a sequence. Who has its "
                         "own?"),
                     ("devices-are-ranks", run["devices"], "those are devices; how many of them have their own "
@@ -145,6 +154,8 @@ def ranks_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
                     ("devices-are-ranks", run["ranks"], "how many devices is one rank?"),
                     ("a-rank-is-a-tensor-group", run["ranks"] * run["tensor"], "what else multiplies the devices?"),
                     ("stages-share-devices", run["devices"] // run["pipeline"], "each stage has devices of its own"),
+                    ("", run["ranks"] * run["pipeline"], "what else multiplies the devices?"),
+                    ("", run["ranks"] * run["context"], "what else multiplies the devices?"),
                     ("context-makes-ranks", run["devices"] * run["context"], "what is counted twice?"),
                     ("micro-batches-need-devices", run["devices"] * run["micro"], "a rank computes its micro-batch "
                         "alone"),

@@ -23,6 +23,11 @@ def held(case: Case, rule: str = "") -> Fraction:
     stages: list[list[tuple[str, int]]] = [[] for _ in range(pipeline)]
     for n in range(case["layers"]):  # dealt out one by one, then put in order: the first stages have one more
         stages[n % pipeline].append(("layer", case["layer"]))
+    if rule == "the-last-have-one-more":
+        stages.reverse()
+    if rule == "as-many-as-go-in":
+        full = -(-case["layers"] // pipeline)
+        stages = [[("layer", case["layer"])] * max(0, min(full, case["layers"] - n * full)) for n in range(pipeline)]
     stages[0].append(("embedding", case["embedding"]))
     stages[-1].append(("head", case["head"]))
     if rule == "ends-hold-layers-alone":
@@ -45,7 +50,7 @@ def held(case: Case, rule: str = "") -> Fraction:
         "copies-share-a-model": (True, True, True) if case["strategy"] == "ddp" else None,
         "nothing-is-shared": (False, False, False),
     }.get(rule) or SHARED[case["strategy"]]
-    sizes = {"gradients-in-16-bit": (2, 2, 12), "forgets-the-master": (2, 4, 8)}.get(
+    sizes = {"gradients-in-16-bit": (2, 2, 12), "forgets-the-master": (2, 4, 8), "no-gradients": (2, 0, 12)}.get(
         rule, (WEIGHTS, GRADIENTS, OPTIMIZER)
     )
     ranks = data * tensor * pipeline if rule == "zero1-over-all-devices" else data
@@ -53,7 +58,8 @@ def held(case: Case, rule: str = "") -> Fraction:
     for stage in stages:
         bytes_here = Fraction(0)
         for name, count in stage:
-            cut = 1 if rule == "the-ends-are-not-cut" and name != "layer" else tensor
+            whole = rule == "tensor-cuts-nothing" or (rule == "the-ends-are-not-cut" and name != "layer")
+            cut = 1 if whole else tensor
             for size, sharded in zip(sizes, shared, strict=True):
                 bytes_here += Fraction(size * count, cut * (ranks if sharded else 1))
         fullest = max(fullest, bytes_here)
@@ -62,11 +68,14 @@ def held(case: Case, rule: str = "") -> Fraction:
 
 ASKS = {
     "stages-are-equal": "that is the mean over the stages. Which stage holds the embedding, which the head?",
+    "the-last-have-one-more": "the layers do not divide here: which stages have one more?",
+    "as-many-as-go-in": "the layers do not divide here: as evenly as can be, how many does the last stage have?",
     "ends-hold-layers-alone": "where are the embedding and the head?",
     "the-first-is-fullest": "is the first stage the fullest here?",
     "the-last-is-fullest": "is the last stage the fullest here?",
     "one-more-is-nothing": "the layers do not divide into the stages here",
     "the-ends-are-not-cut": "tensor parallel cuts embedding and head, too",
+    "tensor-cuts-nothing": "what do the tensor ranks share?",
     "zero1-shards-all": "what do the data-parallel ranks share at stage 1 of ZeRO, and what not?",
     "zero1-shards-gradients": "stage 1 shares out one category. Which?",
     "zero1-over-all-devices": "among how many ranks is the optimizer of one stage's cut shared out? Who else has it?",
@@ -75,6 +84,7 @@ ASKS = {
     "nothing-is-shared": "what do the data-parallel ranks share out here?",
     "gradients-in-16-bit": "how many bytes has a gradient in the text?",
     "forgets-the-master": "the optimizer has three numbers a parameter: the master weight is one",
+    "no-gradients": "where are the gradients?",
 }
 
 
@@ -93,8 +103,8 @@ def state_cases(seed: int) -> list[Case]:
         return {"name": name, **ends, **cut}
 
     return [
-        case("data parallel, 64 devices", "ddp", 64, 1, 1, 32),
         case("ZeRO-1 without another cut", "zero1", 32, 1, 1, 24),
+        case("data parallel, 64 devices", "ddp", 64, 1, 1, 32),
         case("ZeRO-1, tensor 8", "zero1", 16, 8, 1, 40, 0.9),
         case("ZeRO-1, tensor 4, 8 stages", "zero1", 8, 4, 8, 48, 0.5),
         case("ZeRO-1, a heavy head", "zero1", 8, 2, 4, 32, 2.5),
@@ -120,7 +130,7 @@ def state_judge(case: Case, returned: Any) -> Wrong | None:
     for rule, text in ASKS.items():
         guess = float(held(case, rule))
         if _near(returned, guess) and not abs(guess - right) <= 1e-3 * right:
-            return Wrong(f"{returned:.4g} bytes: {text}", rule)
+            return Wrong(f"{returned:.4g} bytes: {text}", rule if rule in STATE.misconceptions else None)
     for factor, unit in ((1e9, "GB"), (2**30, "GiB")):
         if _near(returned * factor, right, 1e-3):
             return Wrong(f"{returned:.4g}: those are {unit}; bytes are asked for")

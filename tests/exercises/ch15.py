@@ -5,6 +5,7 @@ import math
 import numpy as np
 from mutants import right, wrong
 
+from course_lib.checks.ch15_cadence import cadence_cases, mean_time
 from course_lib.checks.ch15_diagnose import incident
 from course_lib.checks.ch15_estimate import configuration
 from course_lib.checks.ch15_hand import hand, hours
@@ -35,6 +36,12 @@ wrong_mfu_shortens = _by_hand("mfu-shortens", answer=_hand(0, days=0.16))
 wrong_one_device = _by_hand("one-device-works", answer=_hand(0, days=8))
 wrong_hours_for_days = _by_hand("per-day-is-per-hour", answer=_hand(0, days=24))
 wrong_seconds_for_days = _by_hand(says="unit", answer=_hand(0, days=86_400))
+wrong_one_reading_of_many = [
+    _by_hand("a-text-counts-once", answer=_hand(n, 1 / hand(n)["epochs"], 1 / hand(n)["epochs"])) for n in (5, 8, 11)
+]
+wrong_five_readings, wrong_seven_readings, wrong_readings_again = wrong_one_reading_of_many
+wrong_decimal_point = _by_hand(says="off by a factor of ten: count the zeros", answer=_hand(0, 10, 10))
+wrong_endless = _by_hand(says="a finite number", answer=_hand(0) | {"flops": 10**400})
 wrong_hand_text = _by_hand(says="one number", answer=_hand(0) | {"flops": "6e20"})
 wrong_hand_empty = _by_hand(says="still empty: days", answer=_hand(0) | {"days": None})
 wrong_hand_key = _by_hand(says="`hours` is not one of them", answer=_hand(0) | {"hours": 3})
@@ -47,7 +54,7 @@ right_whole_number = right("one-billion-by-hand", answer={"variant": 0, "flops":
 
 def _counter(
     forward=2, passes=3, scores=2, square=1.0, kv=None, inside=None, embedding=True, tied=None, lookup=0, head=1,
-    matrices=3, router=True, every=False, score_heads="heads", n_factor=6, n_head=True,
+    matrices=3, router=True, every=False, score_heads="heads", n_factor=6, score_width=False,
 ):  # fmt: skip
     def training_flops(shape, sequence, tokens):
         d, h = shape["width"], shape["heads"]
@@ -60,7 +67,7 @@ def _counter(
         n = shape["layers"] * (weights + 2 * d) + d + shape["vocab"] * d * ((not is_tied) + bool(embedding))
         if not embedding:
             n = shape["layers"] * (weights + 2 * d) + d + (0 if is_tied else shape["vocab"] * d)
-        mix = scores * 2 * sequence * shape[score_heads] * e * square
+        mix = scores * 2 * sequence * (d if score_width else shape[score_heads] * e) * square
         one = (
             shape["layers"] * (forward * weights + mix)
             + forward * d * shape["vocab"] * head
@@ -80,12 +87,21 @@ wrong_6nd_four = _counted("backward-costs-as-forward", answer=_counter(n_factor=
 wrong_exact_forward = _counted("forward-is-all", answer=_counter(passes=1))
 wrong_exact_twice = _counted("backward-costs-as-forward", answer=_counter(passes=2))
 wrong_exact_single = _counted("a-product-is-one-flop", answer=_counter(passes=1.5))
+wrong_6nd_three = _counted("a-product-is-one-flop", says="6ND", answer=_counter(n_factor=3, passes=1.5))
+wrong_one_sequence = _counted(
+    says="that is one sequence",
+    answer=lambda shape, s, tokens: (_counter()(shape, s, tokens)[0], _counter()(shape, s, s)[1]),
+)
+wrong_rounded_count = _counted(
+    says="Was it rounded", answer=lambda *given: [float(f"{one:.3g}") for one in _counter()(*given)]
+)
 wrong_no_scores = _counted("attention-is-free", answer=_counter(scores=0))
 wrong_scores_alone = _counted("half-of-attention", answer=_counter(scores=1))
 wrong_causal_half = _counted("half-of-attention", answer=_counter(square=0.5))
 wrong_few_scores = _counted("few-keys-few-scores", answer=_counter(score_heads="kv_heads"))
 wrong_many_keys = _counted("every-head-has-its-keys", answer=_counter(kv=True))
 wrong_head_dim = _counted("heads-share-the-width", answer=_counter(inside=lambda s: s["width"] // s["heads"]))
+wrong_score_width = _counted("heads-share-the-width", says="scores and mix", answer=_counter(score_width=True))
 wrong_lookup = _counted("a-lookup-multiplies", answer=_counter(lookup=1))
 wrong_no_head = _counted("the-head-is-free", answer=_counter(head=0))
 wrong_two_matrices = _counted("two-matrices", answer=_counter(matrices=2))
@@ -156,6 +172,8 @@ wrong_mfu_of_bill = _billed("mfu-of-the-bill", answer=_hours(0, goodput=hours(0)
 wrong_upside_down = _billed("upside-down", answer=_hours(0, goodput=1 / hours(0)["goodput"] ** 2))
 wrong_log_counts_all = _billed("recomputed-work-is-progress", answer=_hours(1, goodput=RATE / LOG))
 wrong_eight_nd = _billed("recompute-counts-twice", answer=_hours(1, goodput=LOG / RATE))
+wrong_eight_nd_again = _billed("recompute-counts-twice", answer=_hours(7, goodput=4 / 3))
+wrong_plans_goodput = _billed("one-goodput-for-all", answer=_hours(0) | {"goodput": G})
 wrong_percent = _billed(says="unit", answer=_hours(0, goodput=100))
 wrong_hours_empty = _billed(says="still empty: goodput", answer=_hours(0) | {"goodput": None})
 right_rounded_hours = right(
@@ -181,6 +199,10 @@ def _state(
         found = []
         for n in range(pipeline):
             count = layers // pipeline + (n < layers % pipeline if split == "even" else 0)
+            if split == "last":
+                count += n >= pipeline - layers % pipeline
+            if split == "full":
+                count = min(-(-layers // pipeline), layers - n * -(-layers // pipeline))
             size = count * layer / tensor
             if ends:
                 size += ((embedding if n == 0 else 0) + (head if n == pipeline - 1 else 0)) / (
@@ -212,6 +234,12 @@ wrong_nothing_shared = _held(
 )  # fmt: skip
 wrong_short_gradients = _held("gradients-in-16-bit", answer=_state(sizes=(2, 2, 12)))
 wrong_no_master = _held("forgets-the-master", answer=_state(sizes=(2, 4, 8)))
+wrong_last_have_more = _held(says="which stages have one more", answer=_state(split="last"))
+wrong_filled_up = _held(says="as evenly as can be", answer=_state(split="full"))
+wrong_no_gradients = _held(says="where are the gradients", answer=_state(sizes=(2, 0, 12)))
+wrong_no_tensor = _held(
+    says="what do the tensor ranks share", answer=lambda e, n, ns, h, s, d, t, p: _state()(e, n, ns, h, s, d, 1, p)
+)
 wrong_gigabytes = _held(says="those are GB", answer=lambda *given: _state()(*given) / 1e9)
 wrong_state_nothing = _held(says="nothing came back", answer=lambda *given: None)
 
@@ -265,7 +293,18 @@ wrong_context_ranks = _ranked("context-makes-ranks", answer=_most(4, CONTEXT["ra
 wrong_devices_for_ranks = _ranked("devices-are-ranks", answer=_most(0, 8_000, 8_000 * 8))
 wrong_ranks_for_devices = _ranked("devices-are-ranks", answer=_most(0, devices=1_000))
 wrong_tensor_alone = _ranked("a-rank-is-a-tensor-group", answer=_most(1, devices=PIPE["ranks"] * PIPE["tensor"]))
-wrong_ranks_fraction = _ranked(says="`ranks`: 999.5", answer=_most(0, 999.5, 99))
+wrong_ranks_fraction = _ranked(says="has a fraction: 1000.4", answer=_most(0, 1000.4, 8003.2))
+wrong_idle_over_work = _ranked("idle-over-work", answer=_most(1, most(PIPE, of="ideal"), 99))
+wrong_any_number = _ranked("any-number-will-do", answer=_most(3, most(ROUNDS, **{"whole rounds": False}), 99))
+_IDLE = (ROUNDS["pipeline"] - 1) / ROUNDS["chunks"]
+wrong_real_micro_batches = _ranked(
+    "ranks-may-differ",
+    answer=_most(3, math.floor(ROUNDS["sequences"] / ROUNDS["micro"] / (_IDLE / ROUNDS["target"] - _IDLE)), 99),
+)
+wrong_no_tensor_group = _ranked(
+    says="what else multiplies", answer=_most(4, devices=CONTEXT["ranks"] * CONTEXT["context"])
+)
+wrong_no_tensor_stages = _ranked(says="what else multiplies", answer=_most(1, devices=PIPE["ranks"] * PIPE["pipeline"]))
 wrong_ranks_text = _ranked(says="without quotes", answer=_most(0, "1000"))
 right_plain_ranks = right("most-ranks", answer=_most(5))
 right_float_ranks = right("most-ranks", answer=_most(6, float(ranks(6)["ranks"])))
@@ -296,6 +335,11 @@ wrong_times_devices = _saved("more-devices-fail-less", answer=_saver(lambda w, m
 wrong_no_two = _saved("all-work-is-lost", answer=_saver(lambda w, m, n, r: math.sqrt(w * m)))
 wrong_four = _saved("a-quarter-is-lost", answer=_saver(lambda w, m, n, r: math.sqrt(4 * w * m)))
 wrong_restart_counts = _saved("the-restart-counts", answer=_saver(lambda w, m, n, r: math.sqrt(2 * w * (m + r))))
+wrong_restart_written = _saved("the-restart-counts", answer=_saver(lambda w, m, n, r: math.sqrt(2 * (w + r) * m)))
+wrong_slip = _saved(says="a longer interval make smaller", answer=_saver(lambda w, m, n, r: math.sqrt(w * m / 2)))
+wrong_hours_and_seconds = _saved(
+    says="mixes hours and seconds", answer=_saver(lambda w, m, n, r: math.sqrt(2 * w * m / 3600))
+)
 wrong_once = _saved("once-a-failure", answer=_saver(lambda w, m, n, r: m))
 wrong_half_time = _saved("half-a-mean-time", answer=_saver(lambda w, m, n, r: m / 2))
 wrong_no_root = _saved("no-root", answer=_saver(lambda w, m, n, r: 2 * w * m))
@@ -309,6 +353,13 @@ wrong_a_month = _saved("failures-are-rare", answer=lambda *given: 30 * 86_400.0)
 wrong_minutes = _saved(says="those are minutes", answer=_saver(lambda w, m, n, r: math.sqrt(2 * w * m) / 60))
 wrong_negative = _saved(says="no time between", answer=lambda *given: -5.0)
 wrong_save_nothing = _saved(says="nothing came back", answer=lambda *given: None)
+
+
+@wrong("when-to-save", says="interval make smaller")
+def wrong_six_numbers(write_seconds, failures_per_device_year, devices, restart_seconds):
+    """The best intervals of another seed, by the number of devices."""
+    case = next(case for case in cadence_cases(5) if case["devices"] == devices)
+    return math.sqrt(2 * case["write_seconds"] * mean_time(case))
 
 
 @wrong("when-to-save", says="write it yourself")
