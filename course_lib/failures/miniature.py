@@ -245,7 +245,7 @@ def run_through(out: Path, strikes: Sequence[Strike]) -> Done:
             said = str(error).splitlines()[0]
         assert strike is not None, said
         noticed = _passes(folder)[-1]["step"] + 1
-        if strike.kind == "corrupt":
+        if strike.kind == "corrupt" and steps(folder):  # else there is none yet that could be
             _turn_a_bit(steps(folder)[0][1] / "optimizer.safetensors")
         resume, passed_over = newest_usable(folder)
         at = 0 if resume is None else int(resume.name.removeprefix("step-"))
@@ -292,6 +292,8 @@ class Replayed:
 
     lost: tuple[int, ...]
     """Steps done twice after each strike that came before the end."""
+    saved_nan: bool = False
+    """A checkpoint was written after a NaN and before anybody looked."""
 
     @property
     def total(self) -> int:
@@ -312,7 +314,7 @@ def only(strikes: Sequence[Strike], kind: str) -> tuple[Strike, ...]:
 
 def replay(strikes: Sequence[Strike], every: int = CADENCE, steps_of_run: int = STEPS) -> Replayed:
     """The steps that each strike costs, by the rules of `run_through`."""
-    done, lost = 0, []
+    done, lost, saved_nan = 0, [], False
     for strike in strikes:
         done += strike.after
         if done >= steps_of_run:
@@ -324,6 +326,7 @@ def replay(strikes: Sequence[Strike], every: int = CADENCE, steps_of_run: int = 
             noticed = -(-(done + 2) // LOOKS) * LOOKS
             if noticed > steps_of_run:
                 break
+            saved_nan |= (noticed - 1) // every * every > done  # a look comes before the save of the same step
         lost.append(noticed - back)
         done = back
-    return Replayed(tuple(lost))
+    return Replayed(tuple(lost), saved_nan)

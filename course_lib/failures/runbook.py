@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from course_lib.config import require
+from course_lib.planning.communication import STRATEGIES
+from course_lib.planning.devices import assumed
 from course_lib.planning.formulas import RECIPES
 from course_lib.planning.plan import Plan
 
@@ -89,14 +91,20 @@ def _checkpoint(p: Plan) -> str:
 
 
 def _ranks(p: Plan) -> str:
-    n = p.run.layout.data
-    return f"{n} data-parallel ranks: one checksum" if n > 1 else "one data-parallel rank: nothing to compare"
+    layout = p.run.layout
+    if layout.data == 1:
+        return "one data-parallel rank: nothing to compare"
+    if "weights" not in STRATEGIES[layout.sharding].sharded:
+        return f"{layout.data} data-parallel ranks: one checksum"
+    if layout.sharding == "hsdp" and layout.replicas > 1:
+        return f"each shard is on {layout.replicas} ranks: one checksum a shard"
+    return f"each of {layout.data} ranks has another shard: nothing to compare; checksums of shards at save and load"
 
 
 def _data(p: Plan) -> str:
     return (
         f"{p.run.layout.data} data-parallel ranks of at most {p.batch_floor:,}; "
-        f"the network takes over at {p.step.crossover:,.0f} devices"
+        f"sending takes longer than computing from {p.step.crossover:,.0f} devices on"
     )
 
 
@@ -120,18 +128,22 @@ def _experts(p: Plan) -> str:
 
 
 def _sums(p: Plan) -> str:
-    return f"{p.amount.micro_batches} micro-batches a gradient and rank; a BF16 sum of equal addends stops at 256"
+    m, n = p.amount.micro_batches, p.run.layout.data
+    return (
+        f"{m} micro-batches on {n} ranks: {m * n:,} addends a gradient; a BF16 sum of equal ones stops at 256 of them"
+    )
 
 
 def _stops(p: Plan) -> str:
     c = p.cadence
     often = f"{c.interruptions:,.0f} stops, one in {c.mtbf_seconds / HOUR:,.1f} h"
-    return f"{often}; each undoes {c.lost_seconds / 60:,.0f} minutes of training"
+    return f"{often}; a clean one undoes {c.lost_seconds / 60:,.0f} minutes of training"
 
 
 def _date(p: Plan) -> str:
     step = f"{p.time.step_seconds:,.1f} s a step (MFU {p.time.mfu:.0%})"
-    return f"{step}, goodput {p.cadence.goodput:.0%}: {p.time.days:,.1f} days"
+    whose = "assumed" if p.time.assumed else "predicted, not measured"
+    return f"{step}, {whose}; goodput {p.cadence.goodput:.0%}: {p.time.days:,.1f} days"
 
 
 LINES: tuple[Line, ...] = (
@@ -142,9 +154,9 @@ LINES: tuple[Line, ...] = (
     ),
     Line(
         "floor", 1, "before", "What is the loss at step 0, and what is the least that it can be?",
-        "Compare the first logged loss with ln V; later losses with the floor of the data.",
-        "Higher at step 0: the initialisation. Below the floor: a leak, see line 12.",
-        lambda p: f"ln {p.run.model.vocab:,} = {math.log(p.run.model.vocab):.2f} nats at step 0",
+        "Compare the first logged loss with ln V (V: the vocabulary), later ones with runs of like size and data.",
+        "Higher at step 0: the initialisation. Far below what others reach: a leak, see line 12.",
+        lambda p: f"ln {p.run.model.vocab:,} = {math.log(p.run.model.vocab):.2f} nats at step 0; the least: measure it",
     ),
     Line(
         "state", 2, "before", "How many bytes stay from step to step?",
@@ -154,26 +166,26 @@ LINES: tuple[Line, ...] = (
     Line(
         "batch", 3, "before", "What stands behind one update?",
         "Count the valid tokens of one global batch; divide sums by that one count.",
-        "Only data-parallel ranks multiply the batch; a mean of means is another loss.", _batch,
+        "Another count: only data-parallel ranks multiply the batch. Another loss: a mean of means was taken.", _batch,
     ),
     Line(
         "precision", 4, "before", "Which formats do weights, gradients and moments really have?",
         "Print the dtypes after the first step, and the loss scale if there is one.",
-        "A recipe for another device may have switched itself off.", _precision,
+        "Set them by hand: a recipe that this device does not support may have switched itself off.", _precision,
     ),
     Line(
         "memory", 5, "before", "Does the fullest rank fit, with its activations?",
         "Read the peak of the second step on the first and on the last stage.",
-        "Smaller micro-batches, then recomputation; the state needs sharding instead.", _memory,
+        "If activations fill it: smaller micro-batches, then recomputation. If the state does: sharding.", _memory,
     ),
     Line(
         "checkpoint", 6, "while", "Can the run go on from its newest checkpoint?",
-        "Checksums after every save; once a week, the drill: 20 steps, 10 more, against 30.",
+        "Checksums after every save; once a week, 20 steps, a save, 10 more, against 30 in one go: the same weights?",
         "Take the newest checkpoint that passes, and find out why the newer one does not.", _checkpoint,
     ),
     Line(
         "ranks", 7, "while", "Do all ranks live, and hold the same weights?",
-        "Read which rank ended first; compare checksums of the weights after an update.",
+        "Read which rank ended first; after an update, compare checksums of weights that are held more than once.",
         "Take that device out; all ranks go back to the newest usable checkpoint.", _ranks,
     ),
     Line(
@@ -219,6 +231,13 @@ LINES: tuple[Line, ...] = (
 )  # fmt: skip
 """The runbook's lines, one a chapter."""
 
+WORDS = (
+    "Before the first step: the lines marked before, and the drill. When something stops or is odd: the line marked "
+    "stop, then those marked while. Numbers are a plan's, until you have measured them. MFU: FLOPs that the model "
+    "needs, over what the devices could do in that time. Goodput: share of the time in which steps are done that stay."
+)
+"""How to use the page, for somebody who has only the page."""
+
 STOPS: Mapping[str, str] = {"killed": "ranks", "corrupt": "checkpoint", "nan": "anomaly"}
 """Which line helps with what strikes in `course_lib.failures.miniature`: the line's key."""
 
@@ -240,7 +259,16 @@ def page(made: Plan, own: Mapping[str, str] | None = None) -> str:
     keys = [line.key for line in LINES]
     for key in own:
         require(key in keys, f"own: {key!r} is no line (there are: {', '.join(keys)})")
-    out = [f"# Runbook of {made.run.name}", ""]
+    hardware = made.run.hardware
+    guesses = ", ".join(f"{key} {getattr(hardware, key):g}" for key in assumed(hardware)) or "none"
+    out = [
+        f"# Runbook of {made.run.name}",
+        "",
+        WORDS,
+        "",
+        f"Assumed, not measured and on no data sheet: {guesses}.",
+        "",
+    ]
     for line in fill(made):
         out += [
             f"## {line.chapter}. {line.question}",
@@ -252,5 +280,10 @@ def page(made: Plan, own: Mapping[str, str] | None = None) -> str:
             "",
         ]
     out += ["## Risks, worst first", "", *[f"- {risk.text}: {risk.remedy}" for risk in made.risks], ""]
-    out += ["## Drill, before the run", "", *[f"- step {one.at_step}: {one.inject}" for one in made.drill], ""]
+    out += [
+        "## Drill, before the run",
+        "",
+        *[f"- step {one.at_step:,}: {one.inject}. Expect: {one.expect}. Proof: {one.proof}" for one in made.drill],
+        "",
+    ]
     return "\n".join(out)

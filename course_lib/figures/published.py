@@ -108,7 +108,7 @@ def predicted_against_published(found: Sequence[Comparison], *, title: str, subt
     there = {one.row.half for one in found}
     entries = [(f"{chip}, {half}", _look(half, color)) for chip, color in _CHIPS.items() for half in _HALVES[:2]]
     if "outside" in there:
-        entries.append(("outside of the claim: long sequences, other chips", _look("outside", _OTHER)))
+        entries.append(("outside of the claim: other lengths, other chips", _look("outside", _OTHER)))
     _legend(ax, entries, (0, 1))
     _row_of_numbers(fig, found)
     return fig

@@ -47,7 +47,8 @@ def against_six_nd(
         ax.stackplot(x, parts, colors=[tint(color, 0.75) for color in PARTS.values()])
         ax.axhline(1, color=COLORS["ink"], linewidth=1.4, linestyle=(0, (4, 3)))
         at, ratio = zip(*counted[name], strict=True)
-        ax.plot(at, ratio, "o", color=COLORS["ink"], markersize=6, markerfacecolor=COLORS["paper"], zorder=4)
+        ax.plot(at, ratio, "o", color=COLORS["ink"], markersize=6, markerfacecolor=COLORS["paper"], zorder=4,
+                clip_on=False)  # fmt: skip
         ax.set_xscale("log", base=2)
         ax.set_xlim(min(x), max(x))
         ax.set_xticks(at, [f"{value:,.0f}" for value in at])
@@ -94,7 +95,8 @@ def finishes(
         x, y = zip(*points, strict=True)
         (line,) = ax.plot(x, y, **series(index))
         color = str(line.get_color())
-        ax.plot(x[0], y[0], "o", color=color, markersize=10, markerfacecolor=COLORS["paper"], markeredgewidth=2)
+        ax.plot(x[0], y[0], "o", color=color, markersize=10, markerfacecolor=COLORS["paper"], markeredgewidth=2,
+                clip_on=False)  # fmt: skip
         ax.annotate(
             f"{name}: {_time(y[0])}",
             (x[0], y[0]),

@@ -99,9 +99,10 @@ def drill(plan: Plan) -> list[Drill]:
             "put a NaN into one gradient of one rank",
             7 * every + 1,
             1,
-            step / 60,
-            "all ranks skip the same update and count it; the weights do not change in this step",
-            "no weight and no moment is NaN afterwards, and ranks still hold the same weights",
+            minutes(1),
+            f"the run stops in this step, before a checkpoint is written, names rank and step, and restarts from step "
+            f"{7 * every}; where a loss scale is in use, all ranks skip the same update and count it instead",
+            f"{same}; no checkpoint holds a number that is not finite",
         ),
         Drill(
             "slow_device",

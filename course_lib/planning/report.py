@@ -19,6 +19,12 @@ __all__ = ["Bar", "Bars", "Fact", "Section", "Table", "headline", "report"]
 
 PARTS = {"compute": "matrix products", "recompute": "computed again", "memory": "reading and writing memory"}
 """Parts of a step in more words than their key has."""
+OF = (
+    "Of the training loop that `course_lib.planning.stage_memory` describes, which keeps all that autograd keeps. A "
+    "program that frees or computes again more than that needs less: Llama 3 405B and DeepSeek-V3 ran in layouts that "
+    "are too large by this count."
+)
+"""What the memory is of, and where it is known to be wrong."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,7 @@ def _memory(plan: Plan, most: int) -> Section:
     facts = [Fact("fullest device", f"{gib(memory.peak)} GiB", f"{limit}: {verdict}; {moment}")]
     left = len(stages) - len(shown)
     notes = (f"{left} stages in between are not shown; --json has them.",) if left else ()
-    return Section("Memory of a device, GiB", tuple(facts), Bars(rows, memory.limit, limit), notes=notes)
+    return Section("Memory of a device, GiB", tuple(facts), Bars(rows, memory.limit, limit), notes=(*notes, OF))
 
 
 def _some(stages: Sequence[int], worst: int, most: int) -> list[int]:

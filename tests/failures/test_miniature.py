@@ -76,6 +76,24 @@ def test_the_rules_of_virtual_time_by_hand() -> None:
     assert replay([Strike("nan", STEPS - 1)]).lost == ()  # nobody looks again before the end
 
 
+def test_whether_a_nan_is_saved_before_it_is_seen(done: Done) -> None:
+    """It is looked for after steps 5, 10, 15 ..., and before a step's own save."""
+    assert replay(draw()).saved_nan and "complete, but" in done.stops[2].passed_over[0]
+    for after, saved in (
+        (6, True),
+        (7, True),
+        (8, False),
+        (13, False),
+        (14, True),
+        (32, False),
+        (38, False),
+        (39, True),
+    ):
+        assert replay([Strike("nan", after)]).saved_nan is saved, after
+    assert not replay(draw(), every=10_000).saved_nan
+    assert not replay([Strike("killed", 7)]).saved_nan
+
+
 def test_clean_stops_undo_what_the_formula_says() -> None:
     """In whole steps: half a step less than in continuous time, on average."""
     lost = [replay(miniature.only(draw(seed), "killed"), steps_of_run=10**6).total / 3 for seed in range(4000)]

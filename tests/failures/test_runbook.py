@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -56,10 +57,32 @@ def test_what_a_run_has_not_is_said() -> None:
     assert "12.9 of 46.7 B" in mixture["experts"] and "1 token in 4 " in mixture["experts"]
 
 
+def test_which_weights_can_be_compared() -> None:
+    """A weight that is sharded over all ranks is held once: there is nothing to hold it against."""
+    told = {}
+    run = preset("7b-on-64-a100")
+    for sharding, replicas in (("ddp", 1), ("zero2", 1), ("fsdp", 1), ("hsdp", 8)):
+        layout = replace(run.layout, data=64, sharding=sharding, replicas=replicas, recompute="all")
+        lines = runbook.fill(plan(replace(run, layout=layout)))
+        told[sharding] = next(line.number for line in lines if line.key == "ranks")
+    assert told["ddp"] == told["zero2"] == "64 data-parallel ranks: one checksum"
+    assert "each of 64 ranks has another shard" in told["fsdp"] and told["hsdp"].startswith("each shard is on 8 ranks")
+
+
+def test_a_page_explains_itself(made: Plan) -> None:
+    """Also to somebody who has never seen the course."""
+    text = runbook.page(made)
+    for word in ("MFU: ", "Goodput: ", "Before the first step: ", "storage_gb_per_s", "Assumed, "):
+        assert word in text.split("\n## ")[0]
+    assert all(one.expect in text for one in made.drill)
+
+
 def test_a_page_has_lines_risks_drill_and_your_remarks(made: Plan) -> None:
     text = runbook.page(made, own={"floor": "ours starts at 11.78"})
     assert text.startswith("# Runbook of ") and text.count("\n## ") == 16 + 2
     assert "- ours: ours starts at 11.78" in text and text.count("- ours:\n") == 15
-    assert all(one.inject in text for one in made.drill) and all(risk.text in text for risk in made.risks)
+    assert all(one.inject in text and one.proof in text for one in made.drill) and all(
+        risk.text in text for risk in made.risks
+    )
     with pytest.raises(ConfigError, match="'flour' is no line"):
         runbook.page(made, own={"flour": "x"})

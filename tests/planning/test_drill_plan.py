@@ -47,6 +47,16 @@ def test_a_corrupt_checkpoint_costs_nearly_two_cadences():
     assert newest - whole == every and one.at_step - whole == one.lost_steps == 2 * every - 1
 
 
+def test_a_nan_is_not_skipped_and_forgotten():
+    """It stops the run before a checkpoint can hold it, and costs a restart; only a loss scale skips."""
+    made = plan(preset("7b-on-64-a100"))
+    one = next(each for each in made.drill if each.key == "nan")
+    every = made.cadence.every_steps
+    assert f"restarts from step {7 * every}" in one.expect and "before a checkpoint is written" in one.expect
+    assert one.at_step - one.lost_steps == 7 * every
+    assert one.minutes == pytest.approx(10 + made.time.step_seconds / 60) and "not finite" in one.proof
+
+
 def test_each_begins_after_the_last_has_caught_up():
     """By then the run is past where it was, and has a new checkpoint to fall back to."""
     made = plan(preset("7b-on-64-a100"))
