@@ -14,13 +14,18 @@ __all__ = ["execute_main", "grade_main", "hint_main", "release_main", "syllabus_
 
 
 def grade_main(argv: list[str]) -> int:
-    """`course grade PATH-OR-CHAPTER...`: exit 0 all passed, 1 some did not, 2 nothing could be graded."""
+    """`course grade PATH-OR-CHAPTER...`: exit 0 all passed, 1 some did not, 2 nothing could be graded.
+
+    A folder or an archive is a class: see `class_cli`.
+    """
+    from course_lib.grading.class_cli import add_class_options, class_main, is_class, results_folder
+
     parser = argparse.ArgumentParser(
         prog="course grade",
-        description="Grade exercise notebooks: your own (by chapter number, or all of them), or files and folders.",
+        description="Grade exercise notebooks: your own (by chapter number, or all of them), or those of a class.",
     )
     parser.add_argument(
-        "handins", nargs="*", metavar="PATH-OR-CHAPTER", help="a notebook, a folder, or a chapter number"
+        "handins", nargs="*", metavar="PATH-OR-CHAPTER", help="a notebook, a chapter number, or a class's folder"
     )
     parser.add_argument("--json", metavar="OUT", help="write the result as JSON to a file; - for stdout")
     parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds a cell may take (60)")
@@ -29,9 +34,13 @@ def grade_main(argv: list[str]) -> int:
     parser.add_argument(
         "--require-isolation", action="store_true", help="grade nothing unless files and network are out of reach"
     )
+    add_class_options(parser)
     options = parser.parse_args(argv)
     if not options.timeout > 0:
         parser.error("--timeout must be above 0")
+    classroom = is_class(options)
+    if classroom and not options.handins:
+        parser.error("name the folder or the .zip with the hand-ins")
     from course_lib.grading.grade import Grader, handin_paths
     from course_lib.grading.isolation.tiers import best_tier, tier_named
     from course_lib.grading.report import as_json, as_text
@@ -44,6 +53,8 @@ def grade_main(argv: list[str]) -> int:
         raise CourseError(f"--require-isolation: this machine offers only {tier.name!r} ({tier.what})")
     out = sys.stderr if options.json == "-" else sys.stdout
     print(f"isolation: {tier.name} ({tier.what})", file=out)
+    if classroom:
+        return class_main(options, tier, options.results or results_folder(work_dir(), options.handins), out)
     submissions = []
     with Grader(options.seed, options.timeout, tier) as grader:
         for name, path in handin_paths(names):
@@ -56,7 +67,7 @@ def grade_main(argv: list[str]) -> int:
         sys.stdout.write(result)
     elif options.json:
         Path(options.json).write_text(result, encoding="utf-8", newline="\n")
-    graded = [one for one in submissions if one.status == "graded"]
+    graded = [one for one in submissions if one.status.startswith("graded")]
     if not graded:
         return 2
     passed = all(item.status == "passed" for one in graded for item in one.items)

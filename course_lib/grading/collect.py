@@ -45,7 +45,8 @@ _PLATFORMS = {
 class Found:
     """One hand-in: whose, of which chapter (its name, or "" when nothing tells), and where it can be read.
 
-    `place`: where it lies for whoever collected it; `how` it was matched; `problem`: why it is not to be graded.
+    `place`: where it lies for whoever collected it; `how` it was matched; `problem`: why it is not to be graded;
+    `release`: the content hash of the exercises that it was made from.
     """
 
     learner: str
@@ -54,6 +55,7 @@ class Found:
     how: str
     place: str = ""
     problem: str = ""
+    release: str = ""
 
 
 @dataclass
@@ -89,6 +91,7 @@ class _Read:
     problem: str = ""
     stray: bool = False
     """Whether it is a notebook that holds none of the course's exercises."""
+    release: str = ""
 
 
 def collect(
@@ -127,7 +130,7 @@ def _read(candidate: Candidate, known: list[str], material: Path | None, room: P
     except HandInError as error:
         return _Read(candidate, by_folder, "name", str(error).replace(str(candidate.path), candidate.place))
     if handin.assignment in known:
-        return _Read(candidate, str(handin.assignment), "embedded id")
+        return _Read(candidate, str(handin.assignment), "embedded id", release=handin.release or "")
     try:
         assignment = assignment_of(replace(handin, path=Path(candidate.parts[-1])), material)
     except HandInError:
@@ -137,8 +140,8 @@ def _read(candidate: Candidate, known: list[str], material: Path | None, room: P
         target = room / "by-folder" / str(len(list((room / "by-folder").glob("*")))) / f"{by_folder}.ipynb"
         target.parent.mkdir(parents=True)
         shutil.copyfile(candidate.path, target)
-        return _Read(replace(candidate, path=target), by_folder, "folder")
-    return _Read(candidate, assignment.name, "name or answers")
+        return _Read(replace(candidate, path=target), by_folder, "folder", release=handin.release or "")
+    return _Read(candidate, assignment.name, "name or answers", release=handin.release or "")
 
 
 def _named(parts: Sequence[str], known: list[str]) -> str:
@@ -209,7 +212,8 @@ def _settle(result: Collected, learner: str, assignment: str, ones: list[tuple[s
     for how, one in ones:
         how = f"learner by {how}" + (f", chapter by {one.how}" if one.assignment else "")
         candidate = one.candidate
-        result.handins.append(Found(learner, assignment, candidate.path, how, candidate.place, one.problem))
+        place, problem = candidate.place, one.problem
+        result.handins.append(Found(learner, assignment, candidate.path, how, place, problem, one.release))
 
 
 def _digest(path: Path) -> str:
