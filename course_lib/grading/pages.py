@@ -24,8 +24,10 @@ _STYLE = """
   --half: #ecd06a; --half-bg: #3a310d; --none: #a9b0b8; --bar: #56b4e9; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem; max-width: 78rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
+  font: 16px/1.5 system-ui, sans-serif;
+  overflow-wrap: break-word; }
 body.narrow { max-width: 48rem; }
+h1, h2, h3, li { overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; } h2 { font-size: 1.25rem; margin: 2.25rem 0 .5rem; }
 h3 { font-size: 1.05rem; margin: 1.5rem 0 .4rem; } p { margin: .35rem 0; } a { color: var(--link); }
 .muted { color: var(--muted); } .num { text-align: right; font-variant-numeric: tabular-nums; }
