@@ -67,6 +67,16 @@ AFTER_RESUME = Symptom(
             "train on: the model gets used to the new tokens",
         ),
         Suspect(
+            DATA,
+            15,
+            "change the document before, and watch the logits of the one after it",
+            lambda rng: "they move by 0",
+            lambda rng: f"they move by up to {real(rng, 0.2, 4)}",
+            "the documents of a sequence see each other since the resume",
+            "give attention the borders of the documents; go back to that checkpoint and resume once more",
+            "train on: the model learns to ignore the other documents",
+        ),
+        Suspect(
             NUMERICS,
             12,
             "compare the FP32 master weights after the resume with those in the checkpoint",
@@ -151,6 +161,16 @@ TOO_GOOD = Symptom(
             "a layer reads later tokens",
             "put the mask back; what this run has learned since is of no use, go back to before the change",
             "be glad of the loss, and tune on top of it",
+        ),
+        Suspect(
+            DATA,
+            20,
+            "count the padding among the targets of the loss, in training and held-out batches",
+            lambda rng: f"0 of {whole(rng, 400_000, 520_000)}",
+            lambda rng: f"{whole(rng, 120_000, 140_000)} of {whole(rng, 430_000, 460_000)}",
+            "the loss counts padding, which is easy to predict",
+            "leave padding out of the loss, and go back to before the change; logs since then are not to be compared",
+            "announce the gain now, and look into it later",
         ),
         Suspect(
             NUMERICS,

@@ -15,7 +15,14 @@ SOUND = (
     "write down the step, the last good checkpoint and the finding",
     "keep log and checkpoints of the incident until it is explained",
     "after the repair, compare some steps with those of the run before, on the same batches",
+    "ask what was changed in code, data and machines since it was last well",
+    "make the check that found it a part of every start",
+    "look whether the checkpoint to go back to has the fault in it already",
+    "tell those who took numbers or checkpoints from this run since then",
+    "delete no older checkpoint until the repair has held",
 )
+"""Three of them stand beside the act that does harm."""
+LETTERS = "ABCDEFGH"
 USUAL = {"loss": 2.41, "val_loss": 2.47, "grad_norm": 0.38, "update_ratio": 0.0011, "step_seconds": 9.2}
 """Dashboards of a run that is well. Learning rate and memory move in none of these incidents."""
 
@@ -25,16 +32,16 @@ def incident(variant: int) -> dict[str, Any]:
     rng = variant_rng("capstone-diagnose", variant)
     symptom = SYMPTOMS[variant % len(SYMPTOMS)]
     suspects = symptom.suspects
-    culprit = suspects[(variant // len(SYMPTOMS) + 2 * variant + 1) % len(suspects)]
+    culprit = suspects[_dealt("capstone-diagnose", variant // len(SYMPTOMS), variant % len(SYMPTOMS), len(suspects))]
     moves_loss = "step_seconds" not in symptom.moved
     others = [one for other in SYMPTOMS for one in other.suspects if one not in suspects]
     strange = [one for one in others if (one.kind == SYSTEM and one in SYMPTOMS[2].suspects) == moves_loss]
     if not moves_loss:
         strange = [one for one in strange if one.kind <= OPTIMIZER]
     out = [strange[int(k)] for k in rng.choice(len(strange), 2, replace=False)]
-    rows: list[tuple[Suspect | None, int]] = [(one, one.minutes + int(rng.integers(0, 3))) for one in suspects]
+    rows: list[tuple[Suspect | None, int]] = list(zip(suspects, _minutes(rng, suspects), strict=True))
     rows += [(one, int(rng.integers(1, 4)) if n == 0 else one.minutes) for n, one in enumerate(out)] + [(None, 300)]
-    checks = {"ABCDEFG"[place]: rows[int(k)] for place, k in enumerate(rng.permutation(len(rows)))}
+    checks = {LETTERS[place]: rows[int(k)] for place, k in enumerate(rng.permutation(len(rows)))}
     own = {letter: (one, minutes) for letter, (one, minutes) in checks.items() if one is not None and one in suspects}
     first = min(own, key=lambda letter: (own[letter][0].kind, own[letter][1]))
     findings = {
@@ -43,7 +50,7 @@ def incident(variant: int) -> dict[str, Any]:
     }
     faults = _lettered(rng, [one.fault for one in suspects])
     remedies = _lettered(rng, [one.remedy for one in suspects])
-    acts = _lettered(rng, [culprit.harm, *SOUND])
+    acts = _lettered(rng, [culprit.harm, *(SOUND[int(k)] for k in rng.choice(len(SOUND), 3, replace=False))])
     size = float(rng.uniform(0.85, 1.15))
     before = {name: value * size for name, value in USUAL.items()}
     after = {
@@ -69,8 +76,24 @@ def incident(variant: int) -> dict[str, Any]:
     }
 
 
+def _dealt(exercise: str, turn: int, which: int, size: int) -> int:
+    """One of `size`, in the `turn`-th incident of symptom `which`: each once in `size` turns, in no fixed order."""
+    order = variant_rng(f"{exercise}/symptom {which}", turn // size).permutation(size)
+    return int(order[turn % size])
+
+
+def _minutes(rng: Any, suspects: tuple[Suspect, ...]) -> list[int]:
+    """Minutes of each check: those of a kind are dealt out anew, so that which of them is the cheap one is no rule."""
+    dealt: dict[str, int] = {}
+    for kind in {one.kind: None for one in suspects}:
+        own = [one for one in suspects if one.kind == kind]
+        for one, place in zip(own, rng.permutation(len(own)), strict=True):
+            dealt[one.check] = own[int(place)].minutes + int(rng.integers(0, 3))
+    return [dealt[one.check] for one in suspects]
+
+
 def _lettered(rng: Any, texts: list[str]) -> dict[str, str]:
-    return {"ABCDEFG"[place]: texts[int(k)] for place, k in enumerate(rng.permutation(len(texts)))}
+    return {LETTERS[place]: texts[int(k)] for place, k in enumerate(rng.permutation(len(texts)))}
 
 
 def _letter_of(texts: dict[str, str], wanted: str) -> str:
@@ -93,8 +116,8 @@ def diagnose_text(variant: int) -> str:
     lines += [
         "",
         "first:  the check that should have been made first: in the order of suspicion (data and mask, numerics,",
-        "        optimizer, system), within a kind the cheap one. A dashboard that is as ever rules out the checks",
-        "        of what it would show, and a check that measures nothing is none",
+        "        optimizer, system), within a kind the cheap one. What makes a step take longer is system. A dashboard",
+        "        that is as ever rules out the checks of what it would show, and a check that measures nothing is none",
         "fault:  which of the faults it is, by the findings",
         "remedy: what mends it",
         "never:  which of the acts does harm here",

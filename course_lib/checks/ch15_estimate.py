@@ -12,7 +12,7 @@ __all__ = ["ESTIMATE", "configuration", "estimate_text"]
 
 YEAR = 365 * 86_400.0
 BROKEN = "BDAFECG"
-"""The limit that is broken, variant by variant."""
+"""The limits that are broken, in the first seven variants; after them, each seven have an order of their own."""
 SHAPES = (
     # layers, width, heads, heads of keys, size of a head, inside
     (24, 2560, 20, 4, 128, 6_912),
@@ -64,9 +64,15 @@ def _numbers(run: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def _broken(variant: int) -> str:
+    turn, place = divmod(variant, len(BROKEN))
+    order = variant_rng("capstone-estimate/limits", turn).permutation(len(BROKEN)) if turn else range(len(BROKEN))
+    return BROKEN[int(order[place])]
+
+
 def configuration(variant: int) -> dict[str, Any]:
     """A configuration with exactly one broken limit: none of the others is near."""
-    rng, wanted = variant_rng("capstone-estimate", variant), BROKEN[variant % len(BROKEN)]
+    rng, wanted = variant_rng("capstone-estimate", variant), _broken(variant)
     while True:
         layers, width, heads, kv, inside, ffn = SHAPES[int(rng.integers(len(SHAPES)))]
         name, peak, memory = DEVICES[int(rng.integers(len(DEVICES)))]
@@ -153,7 +159,7 @@ def estimate_text(variant: int) -> str:
         '                "D" time: it is not done in those days\n'
         '                "E" failures: at the best cadence writing and lost work take over 10% of the time\n'
         '                "F" network: a tensor-parallel group is larger than a node\n'
-        '                "G" shapes: the heads do not divide into the tensor-parallel ranks'
+        '                "G" shapes: the heads of queries do not divide into the tensor-parallel ranks'
     )
 
 
@@ -167,7 +173,7 @@ LIMITS = {
         "all-fails",
     ),
     "F": ("how many devices compute one sequence together, and how many has a node?", "networks-are-slow"),
-    "G": ("does it divide?", "shapes-do-not-fit"),
+    "G": ("how many heads of queries has each tensor-parallel rank?", "shapes-do-not-fit"),
 }
 
 

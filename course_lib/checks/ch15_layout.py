@@ -129,12 +129,14 @@ def look(answer: dict[str, Any]) -> None:
     except ConfigError as error:
         print(f"no such layout: {error}")
         return
+    there, (_, days) = cluster(answer["variant"]).hardware.devices, cheapest(answer["variant"])
     parts = ", ".join(f"{name.replace('_', ' ')} {seconds:.3g}" for name, seconds in made.step.parts.items() if seconds)
     print(
         f"memory  {made.memory.peak / GIB:.1f} GiB of {made.memory.limit / GIB:.1f}, at stage {made.memory.worst}, "
         f"most of it {made.memory.stages[made.memory.worst].filled_by}\n"
         f"step    {made.time.step_seconds:.3g} s: {parts}\n"
-        f"time    {made.time.days:.1f} days on {made.run.hardware.devices} devices, MFU {made.time.mfu:.0%}\n"
+        f"time    {made.time.days:.1f} of {days} days, on {made.run.hardware.devices} of {there} devices, MFU "
+        f"{made.time.mfu:.0%}\n"
         f"cost    {made.time.cost:,.0f}"
     )
 

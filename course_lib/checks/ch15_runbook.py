@@ -208,7 +208,9 @@ def _wrong_line(run: dict[str, Any], letter: str, value: float, check: int) -> W
     if row.right == 0:
         if value == 0:
             return None
-        return Wrong(f"{letter}: {value:.4g}: a little of the future is the future", "a-little-leak-is-none")
+        if abs(value) <= 1:
+            return Wrong(f"{letter}: {value:.4g}: a little of the future is the future", "a-little-leak-is-none")
+        return Wrong(f"{letter}: {value:.4g}: may a position know anything of what comes after it?")
     if close(value, row.right, row.tolerance):
         return None
     for rule, guess, text in row.guesses:

@@ -120,6 +120,36 @@ def test_every_fault_of_a_symptom_comes_up() -> None:
     assert len(seen) == len({one.fault for n in range(5) for one in incident(n)["symptom"].suspects})
 
 
+def test_which_check_is_first_is_no_rule() -> None:
+    """Of the checks of a kind each is the cheap one sometimes, so that prices have to be read."""
+    first: dict[int, set[str]] = {}
+    for variant in range(100):
+        run = incident(variant)
+        first.setdefault(variant % 5, set()).add(run["checks"][run["first"]][0].check)
+    assert [len(first[symptom]) for symptom in range(5)] == [2, 1, 3, 2, 1]
+
+
+def test_the_broken_limit_does_not_follow_from_the_variant() -> None:
+    letters = [ch15_estimate.configuration(variant)["risk"] for variant in range(28)]
+    turns = ["".join(letters[n : n + 7]) for n in range(0, 28, 7)]
+    assert turns[0] == ch15_estimate.BROKEN and len(set(turns)) == 4
+    assert all(sorted(turn) == list("ABCDEFG") for turn in turns)
+
+
+def test_letters_cannot_be_tried_out() -> None:
+    """A wrong letter costs a variant unless a number is wrong beside it, or what is wrong is the form."""
+    run = ch15_estimate.configuration(0)
+    right = {key: run[key] for key in ("parameters", "steps", "flops", "days", "state_gb", "checkpoint_gb")}
+    right |= {"cadence_minutes": run["cadence_minutes"], "risk": "A", "variant": 0}
+    for change, free in (({}, False), ({"days": None}, False), ({"days": 1.0}, True), ({"risk": "H"}, True)):
+        wrong = ch15_estimate.estimate_judge({}, right | change)
+        assert wrong is not None and wrong.form is free, change
+    four = {key: incident(0)[key] for key in ("first", "fault", "remedy", "never")} | {"variant": 0}
+    other = next(letter for letter in "ABCD" if letter != four["never"])
+    wrong = diagnose_judge({}, four | {"never": other})
+    assert wrong is not None and not wrong.form and wrong.misconception == "notes-cost-time"
+
+
 def test_a_name_makes_a_variant() -> None:
     assert own_variant("Ada Lovelace") == own_variant("  ada   LOVELACE ") != own_variant("Charles Babbage")
     assert all(100 <= own_variant(f"name {n}") < 10_000 for n in range(50))

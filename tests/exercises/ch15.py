@@ -292,8 +292,11 @@ wrong_no_chunks = _ranked("chunks-change-nothing", answer=_most(3, most(ROUNDS, 
 wrong_context_ranks = _ranked("context-makes-ranks", answer=_most(4, CONTEXT["ranks"] * CONTEXT["context"], 99))
 wrong_devices_for_ranks = _ranked("devices-are-ranks", answer=_most(0, 8_000, 8_000 * 8))
 wrong_ranks_for_devices = _ranked("devices-are-ranks", answer=_most(0, devices=1_000))
-wrong_tensor_alone = _ranked("a-rank-is-a-tensor-group", answer=_most(1, devices=PIPE["ranks"] * PIPE["tensor"]))
+wrong_no_stages = _ranked("stages-share-devices", answer=_most(1, devices=PIPE["ranks"] * PIPE["tensor"]))
+wrong_tensor_alone = _ranked("a-rank-is-a-tensor-group", answer=_most(4, devices=CONTEXT["ranks"] * CONTEXT["tensor"]))
 wrong_ranks_fraction = _ranked(says="has a fraction: 1000.4", answer=_most(0, 1000.4, 8003.2))
+wrong_full_rounds = _ranked("a-pipeline-needs-nothing", answer=_most(3, ROUNDS["sequences"] // ROUNDS["micro"], 99))
+wrong_one_round = _ranked("as-many-as-stages", answer=_most(3, most(ROUNDS, target=ROUNDS["target"] ** 0), 99))
 wrong_idle_over_work = _ranked("idle-over-work", answer=_most(1, most(PIPE, of="ideal"), 99))
 wrong_any_number = _ranked("any-number-will-do", answer=_most(3, most(ROUNDS, **{"whole rounds": False}), 99))
 _IDLE = (ROUNDS["pipeline"] - 1) / ROUNDS["chunks"]
@@ -463,6 +466,9 @@ wrong_cadence_mean = _estimated(
     "once-a-failure", answer=_estimate(0, cadence_minutes=C["mean"] / 60 / C["cadence_minutes"])
 )
 wrong_cadence_seconds = _estimated(says="unit", answer=_estimate(0, cadence_minutes=60))
+wrong_seconds_near_the_mean = _estimated(says="unit", answer=_estimate(1, cadence_minutes=60))
+wrong_state_gib = _estimated(says="a GiB is 2^30", answer=_estimate(0, state_gb=1e9 / 2**30))
+wrong_checkpoint_gib = _estimated(says="a GiB is 2^30", answer=_estimate(1, checkpoint_gb=1e9 / 2**30))
 wrong_risk_memory = _estimated("memory-is-always-it", answer=_estimate(0, risk="A"))
 wrong_risk_time = _estimated("time-is-short", answer=_estimate(0, risk="D"))
 wrong_risk_stages = _estimated("stages-wait", answer=_estimate(2, risk="B"))
@@ -506,6 +512,17 @@ def _other(variant, what, key):
     return next(letter for letter in incident(variant)[what] if letter != incident(variant)[key])
 
 
+def _named(variant, words):
+    """The letter of the check whose text holds these words."""
+    return _check(variant, lambda run, k, one, m: one is not None and words in one.check)
+
+
+LOADER = next(
+    n
+    for n in range(2, 200, 5)
+    if "loader" not in incident(n)["culprit"].fault and incident(n)["first"] != _named(n, "waits for")
+)
+"""A slow run in which the loader's check is not the cheap one, and not the one that finds it."""
 LEAST = min(minutes for _, minutes in incident(0)["checks"].values())
 wrong_restart = _diagnosed("restart-first", answer=_diagnosis(0, first=_check(0, lambda run, k, one, m: one is None)))
 wrong_cheapest = _diagnosed("cheapest-first", answer=_diagnosis(0, first=_check(0, lambda run, k, one, m: m == LEAST)))
@@ -528,8 +545,13 @@ wrong_dear_check = _diagnosed(
 )
 wrong_middle = _diagnosed(
     "any-order-will-do",
-    answer=_diagnosis(0, first=_check(0, lambda run, k, one, m: k in run["own"] and one.kind == 2)),
+    answer=_diagnosis(5, first=_check(5, lambda run, k, one, m: k in run["own"] and one.kind == 1)),
 )
+wrong_dear_data = _diagnosed(
+    "cost-does-not-matter",
+    answer=_diagnosis(0, first=_check(0, lambda run, k, one, m: one and one.kind == 0 and k != run["first"])),
+)
+wrong_loader_first = _diagnosed("cost-does-not-matter", answer=_diagnosis(LOADER, first=_named(LOADER, "waits for")))
 wrong_sound = _diagnosed("sound-findings-accuse", answer=_diagnosis(0, fault=_other(0, "faults", "fault")))
 wrong_remedy = _diagnosed("any-remedy-will-do", answer=_diagnosis(1, remedy=_other(1, "remedies", "remedy")))
 wrong_note = _diagnosed("notes-cost-time", answer=_diagnosis(3, never=_other(3, "acts", "never")))
@@ -538,6 +560,10 @@ wrong_diagnosis_empty = _diagnosed(says="still empty: never", answer=_diagnosis(
 right_nan = right("capstone-diagnose", answer=_diagnosis(1))
 right_slow = right("capstone-diagnose", answer=_diagnosis(2))
 right_small_letters = right("capstone-diagnose", answer=_diagnosis(3, fault=incident(3)["fault"].lower()))
+right_incidents = [_diagnosis(n) for n in (4, 10, LOADER)]
+right_plateau = right("capstone-diagnose", answer=right_incidents[0])
+right_after_another_resume = right("capstone-diagnose", answer=right_incidents[1])
+right_cheap_of_three = right("capstone-diagnose", answer=right_incidents[2])
 right_own_incident = right("capstone-diagnose", answer=_diagnosis(8_765))
 
 # 15.10 your runbook, completed
@@ -567,6 +593,7 @@ wrong_padding = _entered("padding-counts", answer=_number("targets", lambda p, x
 wrong_one_rank = _entered("one-rank-is-the-batch", answer=_number("targets", lambda p, x: x / p["ranks"]))
 wrong_steps_read = _entered("a-step-is-a-sequence", answer=_number("sequences has the run", lambda p, x: p["resume"]))
 wrong_little_leak = _entered("a-little-leak-is-none", answer=_number("a logit move", lambda p, x: 0.01))
+wrong_leak_of_any_size = _entered(says="what comes after it", answer=_number("a logit move", lambda p, x: 65504))
 wrong_other_format = _entered("one-format-for-all", answer=_number("stop in BF16", lambda p, x: 2048))
 wrong_range = _entered("range-is-precision", answer=_number("stop in FP16", lambda p, x: 65504))
 wrong_power = _entered("a-range-is-a-power-of-two", answer=_number("activation be", lambda p, x: 65536))
