@@ -17,19 +17,18 @@ def most(run: dict[str, Any], **other: Any) -> int:
     """The largest number of ranks, tried one by one, for which the batch divides and the schedule has what it needs.
     0: there is none."""
     run = {**run, **other}
-    best = 0
-    for n in range(1, run["sequences"] + 1):
+    idle = run["pipeline"] - 1
+    for n in range(run["sequences"] // run["micro"], 0, -1):
         m, rest = divmod(run["sequences"], n * run["micro"])
-        if (rest and not run.get("ranks may differ")) or not m:
+        if rest and not run.get("ranks may differ"):
             continue
-        if run["pipeline"] > 1:
-            idle, work = run["pipeline"] - 1, run["chunks"] * m  # in chunks; whole numbers, so that "at most" is exact
-            whole = work + idle if run["of"] == "total" else work
-            too_much = idle * run["target"].denominator > run["target"].numerator * whole
-            if m < run["least"] or too_much or (run["whole rounds"] and m % run["pipeline"]):
-                continue
-        best = n
-    return best
+        work = run["chunks"] * m  # in chunks; whole numbers, so that "at most" is exact
+        whole = work + idle if run["of"] == "total" else work
+        too_much = idle * run["target"].denominator > run["target"].numerator * whole
+        if idle and (m < run["least"] or too_much or (run["whole rounds"] and m % run["pipeline"])):
+            continue
+        return n
+    return 0
 
 
 def ranks(variant: int) -> dict[str, Any]:
@@ -60,17 +59,25 @@ def ranks(variant: int) -> dict[str, Any]:
         if kind == "interleaved":
             run["chunks"], run["whole rounds"] = int(rng.choice([2, 4])), True
         right = most(run)
-        apart = [most(run, **{"ranks may differ": True}), most(run, micro=1), most(run, target=Fraction(1), least=1)]
-        if kind in ("plain", "context"):
-            apart = []
-        if kind == "1f1b":
-            apart.append(most(run, of="ideal"))
-        if kind == "interleaved":
-            apart += [most(run, chunks=1), most(run, **{"whole rounds": False})]
-        if kind == "micro":
-            apart = apart[1:2]
-        if right > 1 and right not in apart:
-            return {**run, "ranks": right, "devices": right * run["tensor"] * run["pipeline"] * run["context"]}
+        devices = right * run["tensor"] * run["pipeline"] * run["context"]
+        if right > 1 and _apart(run, right, devices):
+            return {**run, "ranks": right, "devices": devices}
+
+
+def _apart(run: dict[str, Any], right: int, devices: int) -> bool:
+    """Whether each rule of the text decides alone, and two mistakes are two numbers."""
+    if run["kind"] in ("plain", "context"):
+        return True
+    full, uneven = most(run, micro=1), {"ranks may differ": True}
+    if right == full or devices in (run["sequences"], full):
+        return False
+    if run["kind"] == "micro":
+        return True
+    other: dict[str, Any] = {"of": "ideal"} if run["kind"] == "1f1b" else {"whole rounds": False}
+    if right in (most(run, **other), most(run, **uneven)) or (run["chunks"] > 1 and right == most(run, chunks=1)):
+        return False
+    guesses = [run["sequences"], run["sequences"] // run["micro"], full, most(run, target=Fraction(1)), devices]
+    return right not in guesses and len(set(guesses)) == len(guesses)
 
 
 def ranks_text(variant: int) -> str:
@@ -108,6 +115,7 @@ def ranks_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     tokens = run["sequence"] * run["sequences"]
     other = "ideal" if run["of"] == "total" else "total"
     uneven = {"ranks may differ": True}
+    one_each: dict[str, Any] = {"target": Fraction(1), "least": 1, "whole rounds": False}
     idle = Fraction(run["pipeline"] - 1, run["chunks"])
     real = idle / run["target"] - idle or Fraction(1)  # the bubble solved for m, which need not be whole
     equally = "has every rank the same number of micro-batches then?"
@@ -124,7 +132,7 @@ def ranks_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
                     ("one-sequence-is-enough", run["sequences"], "those are sequences. Is one enough for a rank here?"),
                     (
                         "a-pipeline-needs-nothing",
-                        most(run, target=Fraction(1), least=1),
+                        most(run, **one_each),
                         "each rank has one micro-batch then. How much of the time does its pipeline wait?",
                     ),
                     (
@@ -152,8 +160,11 @@ def ranks_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
                 0,
                 (
                     ("devices-are-ranks", run["ranks"], "how many devices is one rank?"),
-                    ("a-rank-is-a-tensor-group", run["ranks"] * run["tensor"], "what else multiplies the devices?"),
-                    ("stages-share-devices", run["devices"] // run["pipeline"], "each stage has devices of its own"),
+                    (
+                        "stages-share-devices" if run["pipeline"] > 1 else "a-rank-is-a-tensor-group",
+                        run["ranks"] * run["tensor"],
+                        "what else multiplies the devices?",
+                    ),
                     ("", run["ranks"] * run["pipeline"], "what else multiplies the devices?"),
                     ("", run["ranks"] * run["context"], "what else multiplies the devices?"),
                     ("context-makes-ranks", run["devices"] * run["context"], "what is counted twice?"),
