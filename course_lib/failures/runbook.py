@@ -68,7 +68,7 @@ def _state(p: Plan) -> str:
 
 def _batch(p: Plan) -> str:
     layout, amount = p.run.layout, p.amount
-    parts = f"{layout.data} ranks x {amount.micro_batches} x {layout.micro_batch}"
+    parts = f"{layout.data} ranks x {amount.micro_batches} micro-batches of {layout.micro_batch}"
     return f"{parts} = {amount.sequences:,} sequences, {amount.batch_tokens:,} tokens; {amount.steps:,} updates"
 
 
@@ -279,7 +279,8 @@ def page(made: Plan, own: Mapping[str, str] | None = None) -> str:
             f"- ours: {own.get(line.key, '')}".rstrip(),
             "",
         ]
-    out += ["## Risks, worst first", "", *[f"- {risk.text}: {risk.remedy}" for risk in made.risks], ""]
+    risks = [f"- {risk.text}: {risk.remedy}" for risk in made.risks] or ["- none that the plan knows of"]
+    out += ["## Risks, worst first", "", *risks, ""]
     out += [
         "## Drill, before the run",
         "",

@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_the_plan(made: Plan) -> None:
     assert f"{math.log(128_256):.2f} nats" in numbers["floor"]
     n = 405_853_388_800  # parameters that Meta's own shapes give
     assert f"{n / 1e9:.2f} B parameters x 18 bytes = {n * 18 / 2**30:,.0f} GiB" in numbers["state"]
-    assert "128 ranks x 16 x 1 = 2,048 sequences, 16,777,216 tokens" in numbers["batch"]
+    assert "128 ranks x 16 micro-batches of 1 = 2,048 sequences, 16,777,216 tokens" in numbers["batch"]
     assert f"{n * 14 / 2**30:,.0f} GiB" in numbers["checkpoint"]  # without the gradients
     assert "one in 3.1 h" in numbers["anomaly"] or made.run.hardware.failures_per_device_year != 0.173
     assert "8,191 earlier positions" in numbers["leak"] and "tensor 8 on nodes of 8" in numbers["links"]
@@ -75,6 +75,7 @@ def test_a_page_explains_itself(made: Plan) -> None:
     for word in ("MFU: ", "Goodput: ", "Before the first step: ", "storage_gb_per_s", "Assumed, "):
         assert word in text.split("\n## ")[0]
     assert all(one.expect in text for one in made.drill)
+    assert "- none that the plan knows of" in runbook.page(plan(preset("7b-on-64-a100")))
 
 
 def test_a_page_has_lines_risks_drill_and_your_remarks(made: Plan) -> None:
