@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
@@ -73,7 +72,7 @@ def key_of(learner: str, handin: str, assignment: str, seed: int, timeout: float
 
 @lru_cache
 def _versions() -> tuple[tuple[str, str], ...]:
-    found = [("course", course_lib.__version__), ("python", platform.python_version()), ("system", sys.platform)]
+    found = [("course", course_lib.__version__), ("python", platform.python_version())]
     for name in ("torch", "numpy", "nbval", "ipykernel", "nbformat"):
         with contextlib.suppress(PackageNotFoundError):
             found.append((name, version(name)))

@@ -169,7 +169,8 @@ class _Search:
         """Write a member, counting what comes and not what its head says; "" or the limit that it broke."""
         cap = min(MAX_BYTES, self.left)
         size = 0
-        with archive.open(info) as source, target.open("xb") as out:
+        unpacked = archive.open
+        with unpacked(info) as source, target.open("xb") as out:
             while block := source.read(io.DEFAULT_BUFFER_SIZE * 16):
                 size += len(block)
                 if size > cap:

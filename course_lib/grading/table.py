@@ -9,7 +9,7 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 
-__all__ = ["csv_text", "read_rows", "safe_cell", "write_text"]
+__all__ = ["csv_text", "read_rows", "safe_cell", "write_file", "write_text"]
 
 MAX_BYTES = 64 * 2**20
 _SEPARATORS = (",", ";", "\t", "|")
@@ -78,7 +78,7 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     return out.getvalue()
 
 
-def write_text(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Write a file whole or not at all; its folder is made. CourseError when that cannot be done."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -91,3 +91,6 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise CourseError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+write_text = write_file

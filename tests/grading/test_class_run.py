@@ -25,14 +25,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.errors import CourseError
-from course_lib.grading import class_run
+from course_lib.grading import class_run, team
 from course_lib.grading.class_cli import ProgressBar, results_folder
-from course_lib.grading.class_run import Setting, record_path, run_class
+from course_lib.grading.class_run import Setting, run_class
 from course_lib.grading.cli import grade_main
 from course_lib.grading.collect import Collected, collect
 from course_lib.grading.grade import GradedItem, Submission
 from course_lib.grading.isolation.tiers import TIERS
 from course_lib.grading.journal import Journal
+from course_lib.grading.records import record_path
 
 NAME = "90_fixture"
 QUICK = Setting(jobs=2, tier=TIERS["plain"])
@@ -84,7 +85,7 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, material: Path, tmp_path: Path) -> type[Fake]:
-    monkeypatch.setattr(class_run, "Grader", Fake)
+    monkeypatch.setattr(team, "Grader", Fake)
     Fake.log, Fake.points = tmp_path / "calls.txt", {}
     return Fake
 
@@ -178,7 +179,7 @@ def test_no_grader_at_all_is_one_line(
     def broken(*_: Any) -> None:
         raise CourseError("no worker could be started")
 
-    monkeypatch.setattr(class_run, "Grader", broken)
+    monkeypatch.setattr(team, "Grader", broken)
     with pytest.raises(CourseError, match="no worker"):
         graded(handins({"ann": "a", "bob": "b"}), tmp_path / "out")
 
@@ -205,9 +206,9 @@ KILLED = """
     from pathlib import Path
     sys.path[:0] = [{tests!r}]
     import test_class_run as t
-    from course_lib.grading import assignment, class_run
+    from course_lib.grading import assignment, team
     assignment.material_dir = lambda: Path({material!r})
-    class_run.Grader = t.Fake
+    team.Grader = t.Fake
     t.Fake.log = Path({log!r})
     t.graded(Path({folder!r}), Path({out!r}), tell=lambda *facts: print("done", *facts, flush=True))
 """
