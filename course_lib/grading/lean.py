@@ -20,7 +20,13 @@ from course_lib.errors import CourseError
 
 __all__ = ["add_checks", "strip_checks", "write_library"]
 
-_OF_GRADING = ("__init__.py", "isolation/__init__.py", "isolation/nursery.py", "isolation/linux.py")
+_OF_GRADING = (
+    "__init__.py",
+    "isolation/__init__.py",
+    "isolation/nursery.py",
+    "isolation/linux.py",
+    "isolation/restore.py",
+)
 _CHAPTER = re.compile(r"ch\d\d\w*")
 _CORE = "course_lib.checks.core"
 _CASES, _JUDGE = 2, 4

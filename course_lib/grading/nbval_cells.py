@@ -27,6 +27,10 @@ OUTPUT_TIMEOUT = 30
 AFTER_INTERRUPT = 5
 MOST_PRINTED = 2 * 2**20
 """Bytes of output that a cell may print."""
+A_MESSAGE = 64
+"""What each message counts, however little it says."""
+MOST_TOLD = 10_000
+"""Characters of an exception, and of a line of its traceback."""
 
 
 class Handle(Protocol):
@@ -89,6 +93,7 @@ class WatchedKernel(RunningKernel):  # type: ignore[misc]
     def forget(self) -> None:
         """A new cell begins."""
         self.replied, self.interrupted, self.printed = {}, False, 0
+        self._flooded: float | None = None
         self._kept: deque[Any] = deque()
         self._looked = time.monotonic()
 
@@ -132,16 +137,32 @@ class WatchedKernel(RunningKernel):  # type: ignore[misc]
         return self._kept.popleft() if stream == "iopub" and self._kept else None
 
     def _counted(self, message: Any) -> Any:
-        content = message["content"]
-        if message["msg_type"] == "stream":
-            room = max(0, MOST_PRINTED - self.printed)
+        """Count what is printed, and keep no more of it than a cell may print."""
+        content, kind = message["content"], message["msg_type"]
+        room = max(0, MOST_PRINTED - self.printed)
+        self.printed += A_MESSAGE
+        if kind == "stream":
             self.printed += len(content["text"])
             content["text"] = content["text"][:room]
-            if self.printed > MOST_PRINTED and not self.interrupted:
-                self.interrupt()
-        elif message["msg_type"] in ("display_data", "execute_result"):
-            self.printed += sum(len(str(value)) for value in content["data"].values())
+        elif "data" in content:
+            self.printed += len(str(content["data"]))
+            if self.printed > MOST_PRINTED:
+                content["data"] = {}
+        elif kind == "error":
+            content["evalue"] = str(content["evalue"])[:MOST_TOLD]
+            content["traceback"] = [str(line)[:MOST_TOLD] for line in content["traceback"][-50:]]
+        if self.printed > MOST_PRINTED:
+            self._stop_the_flood()
         return message
+
+    def _stop_the_flood(self) -> None:
+        if not self.interrupted:
+            self._flooded = time.monotonic()
+            self.interrupt()
+        elif self._flooded is not None and time.monotonic() - self._flooded > AFTER_INTERRUPT:
+            self.stopped = f"it printed more than {MOST_PRINTED >> 20} MiB and did not stop"
+            self.handle.end()
+            raise KernelDied(self.stopped)
 
     def _watch(self) -> None:
         if time.monotonic() - self._looked < WATCH:
@@ -194,6 +215,9 @@ class _Plugin:
             _now[-1].reports.append(_outcome(item, call, report))
             if _now[-1].reports[-1].outcome == "died" or _now[-1].reports[-1].deaf:
                 item.session.shouldstop = "the kernel ended"
+            slow = {one.item for one in _now[-1].reports if one.outcome == "timeout" and one.item}
+            if len(slow) > 1:  # it may no longer answer at all; what is left runs in kernels of its own
+                item.session.shouldstop = "one exercise after the other takes too long"
         return report
 
 

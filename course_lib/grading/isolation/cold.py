@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 
+from course_lib.grading.isolation.restore import DESK
 from course_lib.grading.isolation.tiers import TIERS, Tier
-from course_lib.grading.isolation.warm import MARK, Limits, Nursery, empty, end_marked, over, usage
+from course_lib.grading.isolation.warm import MARK, Limits, Nursery, empty, end_marked, over, remove, usage
 
 __all__ = ["ColdKernel", "ColdNursery", "nursery_for"]
 
@@ -39,9 +40,7 @@ class ColdNursery:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        import shutil
-
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
     @property
     def room(self) -> Path:
@@ -73,12 +72,13 @@ class ColdKernel:
         for place in places.values():
             place.mkdir()
         own = {"HOME": "home", "USERPROFILE": "home", "TMPDIR": "tmp", "TEMP": "tmp", "TMP": "tmp"}
-        own |= {"IPYTHONDIR": "ipython", "MPLCONFIGDIR": "mpl"}
+        own |= {"IPYTHONDIR": "ipython", "MPLCONFIGDIR": "mpl", DESK: "desk"}
         own |= dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), "jupyter")
         kept = {**environment, MARK: self.mark, **{name: str(places[place]) for name, place in own.items()}}
         manager: Any = KernelManager(connection_file=str(nursery.room / "connection.json"))
         self.manager = manager
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--IPKernelApp.ignore_cwd=True"]
+        argv.append("--IPKernelApp.exec_lines=import sys; sys.path.append('')")
         self.manager.kernel_spec.argv = argv
         with open(os.devnull, "w", encoding="utf-8") as sink:
             self.manager.start_kernel(env=kept, cwd=str(places["desk"]), stdout=sink, stderr=sink)

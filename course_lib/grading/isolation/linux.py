@@ -21,6 +21,7 @@ __all__ = [
     "NEW_USER",
     "NEW_UTS",
     "USER",
+    "adopt_orphans",
     "bind",
     "die_with_parent",
     "enter",
@@ -36,7 +37,7 @@ USER = 1000
 """Who learner code is, behind the walls."""
 
 _READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _NO_ATIME, _BIND = 1, 2, 4, 32, 1024, 4096
-_RECURSIVE, _PRIVATE, _DETACH, _DEATH_SIGNAL = 16384, 1 << 18, 2, 1
+_RECURSIVE, _PRIVATE, _DETACH, _DEATH_SIGNAL, _ADOPT = 16384, 1 << 18, 2, 1, 36
 _REL_ATIME, _ST_RELATIME = 1 << 21, 4096
 
 
@@ -93,6 +94,12 @@ def die_with_parent() -> None:
     """This process is killed when the one that started it ends."""
     if sys.platform == "linux":
         _call("prctl", _DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """What a process below this one leaves behind becomes this one's child, and not that of the system's first."""
+    if sys.platform == "linux":
+        _call("prctl", _ADOPT, 1, 0, 0, 0)
 
 
 def loopback_up(names: Sequence[str] = ("lo",)) -> None:

@@ -16,8 +16,11 @@ import resource
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, NoReturn
+
+import psutil
 
 from course_lib.grading.isolation import linux
 
@@ -56,12 +59,24 @@ class Kernel:
         return bool(self.process)
 
     def end(self) -> None:
+        """Kill it and whatever it started, orphans of orphans too: without walls they are our children now."""
         if self.alive():
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     kill(self.process, signal.SIGKILL)
             _, status = os.waitpid(self.process, 0)
             self.process, self.code = 0, os.waitstatus_to_exitcode(status)
+        for _ in range(200):
+            left = psutil.Process().children(recursive=True)
+            for one in left:
+                with contextlib.suppress(psutil.Error):
+                    one.kill()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if not left:
+                break
+            time.sleep(0.005)
 
 
 def _become(wish: dict[str, Any]) -> NoReturn:
@@ -128,8 +143,14 @@ def _wait_for(process: int) -> int:
 def _kernel(wish: dict[str, Any]) -> None:
     """Set the limits, forget our environment, and be an IPython kernel until it ends."""
     limits, room = wish["limits"], Path(wish["room"])
-    for name, value in (("AS", limits["memory"]), ("FSIZE", limits["file"]), ("CORE", 0)):
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    wanted = [("AS", limits["memory"]), ("FSIZE", limits["file"]), ("CORE", 0)]
+    if wish["walls"]:  # in a user namespace of its own nobody else's processes count; root is not bound by it
+        wanted.append(("NPROC", 16 * limits["processes"]))
+    for name, value in wanted:
+        which = getattr(resource, f"RLIMIT_{name}")
+        most = resource.getrlimit(which)[1]
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(which, (value, value))
     os.environ.clear()
     os.environ.update(wish["environment"])
     for name in ("HOME", "TMPDIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
@@ -142,7 +163,9 @@ def _kernel(wish: dict[str, Any]) -> None:
     from ipykernel.kernelapp import IPKernelApp
 
     app = IPKernelApp.instance()
-    app.initialize(["-f", str(room / "connection.json"), "--HistoryManager.enabled=False", "--no-stdout=0"][:3])
+    words = ["-f", str(room / "connection.json"), "--HistoryManager.enabled=False", "--IPKernelApp.ignore_cwd=True"]
+    app.initialize(words)
+    sys.path.append("")  # last: a learner's own torch.py hides nothing
     app.start()
 
 
@@ -151,6 +174,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     linux.die_with_parent()
+    linux.adopt_orphans()
     for name in COLD:
         sys.modules[name] = None  # type: ignore[assignment]
     for name in WARM:

@@ -24,11 +24,13 @@ from typing import Any
 import psutil
 
 from course_lib.errors import CourseError
+from course_lib.grading.isolation.restore import DESK
 from course_lib.grading.isolation.tiers import Tier, command, shown_paths
 
 __all__ = ["Limits", "Nursery", "WarmKernel"]
 
 MARK = "COURSE_GRADE_MARK"
+MOST_FILES = 20_000
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
 
 
@@ -66,7 +68,7 @@ class Nursery:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
     @property
     def room(self) -> Path:
@@ -192,20 +194,19 @@ class WarmKernel:
         home = "/tmp" if nursery.tier.walls else nursery.inside
         places = {"HOME": "home", "TMPDIR": "tmp", "TEMP": "tmp", "TMP": "tmp", "IPYTHONDIR": "ipython"}
         places |= dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), "jupyter")
-        places |= {"MPLCONFIGDIR": "mpl"}
+        places |= {"MPLCONFIGDIR": "mpl", DESK: "desk"}
         own = {name: f"{home}/{place}" for name, place in places.items()}
         self.mark = own[MARK] = facts["key"]
-        before = len(nursery.processes())
+        self._before = {one.pid for one in nursery.processes()}
         nursery.ask(
             do="start",
             room=nursery.inside,
-            desk=f"{home}/desk",
+            desk=own[DESK],
             environment={**environment, **own},
             limits=asdict(limits),
             walls=nursery.tier.walls,
             shown=[str(path) for path in [*shown_paths(), nursery.library]],
         )
-        self._before = before
         self.client = BlockingKernelClient()
         outside: Any = facts | {"ip": str(nursery.room / "k")}
         self.client.load_connection_info(outside)
@@ -221,9 +222,11 @@ class WarmKernel:
 
     def too_much(self) -> str | None:
         """What of its limits it has overstepped, in words."""
-        processes, resident = usage(self.nursery.processes()[self._before :])
-        left = sum(path.lstat().st_size for path in self.nursery.room.rglob("*"))
-        return over(self.limits, processes, resident, left)
+        own = [one for one in self.nursery.processes() if one.pid not in self._before]
+        processes, resident = usage(own)
+        if resident > self.limits.resident:
+            resident = sum(map(share, own))
+        return over(self.limits, processes, resident, *written(self.nursery.room))
 
     def end(self) -> None:
         """Kill the kernel and everything it started; close the client."""
@@ -243,7 +246,31 @@ def usage(processes: Iterable[psutil.Process]) -> tuple[int, int]:
     return count, resident
 
 
-def over(limits: Limits, processes: int, resident: int, left: int) -> str | None:
+def share(process: psutil.Process) -> int:
+    """Bytes that a process holds, those that it shares with others in equal parts."""
+    with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, AttributeError):
+            return int(process.memory_full_info().pss)
+        return int(process.memory_info().rss)
+    return 0
+
+
+def written(folder: Path) -> tuple[int, int]:
+    """Bytes and files below a folder, which may change while we count."""
+    size = files = 0
+    waiting = [str(folder)]
+    while waiting and files < MOST_FILES:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                files += 1
+                with contextlib.suppress(OSError):
+                    size += entry.stat(follow_symlinks=False).st_size
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+    return size, files
+
+
+def over(limits: Limits, processes: int, resident: int, left: int, files: int = 0) -> str | None:
     """Which limit is overstepped, in words."""
     if processes > limits.processes:
         return f"it ran {processes} processes at once (at most {limits.processes})"
@@ -251,16 +278,27 @@ def over(limits: Limits, processes: int, resident: int, left: int) -> str | None
         return f"it took more than {limits.resident / 2**30:.3g} GiB of memory"
     if left > limits.disk:
         return f"it wrote more than {limits.disk >> 20} MiB"
+    if files >= MOST_FILES:
+        return f"it wrote more than {MOST_FILES} files"
     return None
 
 
 def empty(folder: Path) -> None:
     """Remove all that is in a folder, whatever it is."""
     for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, also one without rights or deeper than Python goes."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
+    if path.exists() and os.name == "posix":
+        for words in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*words, "--", str(path)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def end_marked(mark: str) -> None:
