@@ -6,7 +6,7 @@ import symtable
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["calls_only", "checked_name", "clean", "defined", "joined", "needed", "parses", "reachable", "same", "used"]
+__all__ = ["calls_only", "checked_names", "clean", "defined", "joined", "needed", "parses", "reachable", "same", "used"]
 
 _NBVAL = re.compile(r"^\s*#+\s*(NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.MULTILINE)
 _ROUGH = re.compile(r"^(?:async\s+def|def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
@@ -34,14 +34,13 @@ def calls_only(source: str) -> bool:
     return tree is not None and bool(tree.body) and all(map(_is_ours, tree.body))
 
 
-def checked_name(source: str) -> str | None:
-    """The name of the answer in `check("unequal-tokens", accumulate)`: `accumulate`."""
+def checked_names(source: str) -> set[str]:
+    """The names in the answer that a check takes: `f` and `g` in `check("unequal-tokens", {"f": f, "g": g})`."""
     tree = _parse(source)
     for node in tree.body if tree else []:
         if _is_ours(node) and len(node.value.args) == 2:  # type: ignore[attr-defined]
-            answer = node.value.args[1]  # type: ignore[attr-defined]
-            return answer.id if isinstance(answer, ast.Name) else None
-    return None
+            return {one.id for one in ast.walk(node.value.args[1]) if isinstance(one, ast.Name)}  # type: ignore[attr-defined]
+    return set()
 
 
 def defined(source: str) -> set[str]:
@@ -102,16 +101,16 @@ def joined(sources: Sequence[str]) -> str | None:
     return whole if parses(whole) else None
 
 
-def reachable(sources: Sequence[str], start: str | None) -> list[str]:
-    """Sources without the functions and classes that neither the answer `start` nor any other line speaks of.
+def reachable(sources: Sequence[str], start: set[str]) -> list[str]:
+    """Sources without the functions that neither the names in `start` nor any other line speaks of.
 
     A word in a text counts as speaking of it. What does not parse stays whole.
     """
     trees = [_parse(source) for source in sources]
     definitions = [node for tree in trees if tree for node in tree.body if _plain(node)]
-    if start is None or not definitions:
+    if not start or not definitions:
         return list(sources)
-    words = {start}
+    words = set(start)
     for tree, source in zip(trees, sources, strict=True):
         words |= _words(*(node for node in tree.body if not _plain(node))) if tree else used(source)
     left = list(definitions)

@@ -19,7 +19,7 @@ from course_lib.grading.notebook import course_of, grade_of
 from course_lib.grading.release import release
 from course_lib.grading.sources import (
     calls_only,
-    checked_name,
+    checked_names,
     clean,
     defined,
     joined,
@@ -60,7 +60,7 @@ class Spliced:
         """The sources in which a forbidden name counts against an exercise: its own and the helpers that it uses."""
         item = self.items[name]
         check = next(cell for cell in self.notebook.cells if _is_check(cell, name))
-        return reachable([*item.sources, *self.extras], checked_name(check.source))
+        return reachable([*item.sources, *self.extras], checked_names(check.source))
 
 
 def splice(assignment: Assignment, handin: HandIn) -> Spliced:
@@ -161,26 +161,27 @@ class _Splicer:
 
     def _find_lost(self, name: str) -> None:
         """An answer without an id: by the name that the check takes, then in a merged cell, then by likeness."""
-        wanted = checked_name(self.pristine.cells[self.check_at[name]].source)
+        stub = self.pristine.cells[self.answer_at[name]].source
+        wanted = checked_names(self.pristine.cells[self.check_at[name]].source)
+        wanted = wanted & defined(stub) or wanted
         found = [cell for cell in self.answers[name] if not self._is_stub(name, cell)]
-        if any(wanted in defined(cell.source) for cell in found):
+        if wanted <= {one for cell in found for one in defined(cell.source)}:
             return
         edited = [cell for cell in self.spare if cell.kind == "code"]
-        hits = [cell for cell in [*self.extras, *edited] if wanted in defined(cell.source)]
+        hits = [cell for cell in [*self.extras, *edited] if wanted & defined(cell.source)]
         if hits:
             self._take(name, hits, "its answer was found by the name that it defines")
             return
         others = [cell for key, cells in self.answers.items() if key != name for cell in cells]
-        merged = [cell for cell in others if wanted in defined(cell.source) and not self._is_any_stub(cell)]
+        merged = [cell for cell in others if wanted & defined(cell.source) and not self._is_any_stub(cell)]
         if merged:
             self.answers[name] += [cell for cell in merged if cell not in self.answers[name]]
             self.items[name].notes.append("its answer was found in the cell of another one")
             return
         if found:
             return
-        stub = self.pristine.cells[self.answer_at[name]].source
         texts = [cell for cell in self.spare if cell.kind != "code"]
-        likely = [cell for cell in texts if wanted in defined(cell.source)]
+        likely = [cell for cell in texts if wanted & defined(cell.source)]
         likely = [cell for cell in likely if parses(cell.source)] or likely
         alike = [] if likely or self.answers[name] else self.extras
         likely = likely or [cell for cell in alike if _likeness(cell.source, stub) > LIKENESS]

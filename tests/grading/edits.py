@@ -19,7 +19,7 @@ def text_of(cell: Cell) -> str:
 def edit(notebook: dict[str, Any], pick: Pick, keep: Callable[[Cell], bool], most: int = 4) -> list[str]:
     """Edit in place; what was done, in words. keep(cell): whether it holds something of the learner's."""
     done = []
-    for phase in (MOVES, CUTS, JOINS, KINDS, NAMES, ENDS):
+    for phase in (MOVES, KINDS, CUTS, JOINS, NAMES, ENDS):
         for _ in range(pick(most)):
             name, change = phase[pick(len(phase))]
             if change(notebook, pick, keep):
@@ -115,15 +115,17 @@ def merge(notebook: dict[str, Any], pick: Pick, keep: Any) -> bool:
 
 
 def retype(notebook: dict[str, Any], pick: Pick, keep: Any) -> bool:
-    cells = _cells(notebook)
-    answers = [cell for cell in cells if cell["metadata"].get("nbgrader", {}).get("solution")]
+    """An answer becomes text, all of its pieces: half of it as text is a version that its author put aside."""
+    answers = [cell for cell in _cells(notebook) if cell["metadata"].get("nbgrader", {}).get("solution")]
     answers = [cell for cell in answers if cell["cell_type"] == "code"]
     if not answers:
         return False
-    cell = answers[pick(len(answers))]
-    cell["cell_type"] = ["markdown", "raw"][pick(2)]
-    cell.pop("outputs", None)
-    cell.pop("execution_count", None)
+    name = answers[pick(len(answers))]["metadata"]["nbgrader"]["grade_id"]
+    for cell in answers:
+        if cell["metadata"]["nbgrader"]["grade_id"] == name:
+            cell["cell_type"] = ["markdown", "raw"][pick(2)]
+            cell.pop("outputs", None)
+            cell.pop("execution_count", None)
     return True
 
 

@@ -78,7 +78,7 @@ def run(notebook: Any) -> dict[str, str]:
         if cell.cell_type != "code":
             continue
         facts, name = cell.metadata["course"]["graded"], f"<cell {number}>"
-        source = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in cell.source.split("\n"))
+        source = _python(cell.source)
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
@@ -87,6 +87,11 @@ def run(notebook: Any) -> dict[str, str]:
         except Exception as error:
             said |= {facts["item"]: f"{type(error).__name__}: {error}"} if facts["role"] == "check" else {}
     return said
+
+
+def _python(source: str) -> str:
+    """Without the lines that only IPython reads."""
+    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.split("\n"))
 
 
 def picker(data: st.DataObject) -> Callable[[int], int]:
@@ -138,7 +143,6 @@ def test_edits_are_graded_alike_end_to_end(
             assert found.score == found.max_score == 10, (done, found)
 
 
-
 @pytest.fixture(scope="session")
 def chapters() -> list[tuple[Assignment, dict[str, Any], list[str]]]:
     """(assignment, released notebook with its solutions typed in, their sources) of every chapter."""
@@ -156,7 +160,7 @@ def chapters() -> list[tuple[Assignment, dict[str, Any], list[str]]]:
 def bindings(source: str) -> dict[str, str]:
     """What each name of a cell's top level is bound to last, as a tree without places; imports left out."""
     found: dict[str, str] = {}
-    for node in ast.parse(source).body:
+    for node in ast.parse(_python(source)).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found[node.name] = ast.dump(node)
         elif isinstance(node, ast.Assign):
@@ -165,7 +169,8 @@ def bindings(source: str) -> dict[str, str]:
     return found
 
 
-@settings(EASY, max_examples=60)
+@pytest.mark.slow
+@settings(EASY, max_examples=100, print_blob=False)
 @given(data=st.data())
 def test_edits_of_every_chapter_leave_each_check_its_answer(
     chapters: list[tuple[Assignment, dict[str, Any], list[str]]], file: Callable[[Any], Path], data: st.DataObject
@@ -175,7 +180,7 @@ def test_edits_of_every_chapter_leave_each_check_its_answer(
     notebook = deepcopy(whole)
     note(assignment.name + " " + " ".join(edit(notebook, picker(data), lambda cell: text_of(cell) in sources)))
     found = splice(assignment, read_handin(file(notebook)))
-    assert lost(assignment, found, sources) == []
+    assert lost(assignment, found, sources) == [], shown(found)
 
 
 def lost(assignment: Assignment, found: Spliced, sources: list[str]) -> list[str]:
