@@ -24,6 +24,7 @@ class Row:
     tolerance: float
     check: str
     guesses: tuple[tuple[str, float, str], ...]
+    """(misconception, what it would give, the question that it meets); a slip in a unit has no misconception."""
 
 
 def _plan(rng: Any) -> dict[str, Any]:
@@ -90,9 +91,12 @@ def _rows(plan: dict[str, Any]) -> list[Row]:
             "find the farthest step of a single weight, the decay taken away", (
             ("at-most-one-learning-rate", 1.0, "14.3 has the bound for any betas"),
             ("one-bound-for-all-betas", 1.165, "that is another beta2"),
-            ("one-bound-for-all-betas", 7.27, "that is another beta2"))),
+            ("one-bound-for-all-betas", 7.27, "that is another beta2"),
+            ("", bound * plan["peak_rate"], "asked is in learning rates"))),
         Row(3, "How many GB (1e9 bytes) of state does a device hold?", state / 1e9, 0.01,
             "read the allocated memory of each device after the second step, before the third's forward", (
+            ("", state, "those are bytes"),
+            ("", state / 2**30, "that is GiB"),
             ("nothing-is-shared", 18 * n / 1e9, "what do the ranks share out?"),
             ("everything-is-shared", 18 * n / ranks / 1e9, "which bytes are whole on every rank?"),
             ("gradients-in-16-bit", state / 1e9 - 2 * n / (ranks if plan["fsdp"] else 1) / 1e9, "how many bytes has a "
@@ -215,9 +219,11 @@ def _wrong_line(run: dict[str, Any], letter: str, value: float, check: int) -> W
         return None
     for rule, guess, text in row.guesses:
         if close(value, guess, max(row.tolerance, 1e-4)) and not close(guess, row.right, 3 * row.tolerance + 1e-6):
-            return Wrong(f"{letter}: {value:.4g}: {text}", rule)
+            return Wrong(f"{letter}: {value:.4g}: {text}", rule or None)
     if close(value, row.right, 4 * row.tolerance):
         return Wrong(f"{letter}: {value:.5g} is nearly right, and further off than rounding", form=True)
+    if KINDS[row.kind] == "numerics":
+        return Wrong(f"{letter}: {value:.5g}: what has that format for the exponent, and what for the fraction?")
     return Wrong(f"{letter}: {value:.4g}: which numbers of the plan does it follow from?")
 
 

@@ -600,6 +600,11 @@ wrong_power = _entered("a-range-is-a-power-of-two", answer=_number("activation b
 wrong_peak_rate = _entered("the-peak-is-the-rate", answer=_number("learning rate of", lambda p, x: p["peak_rate"]))
 wrong_one_step = _entered("at-most-one-learning-rate", answer=_number("can Adam move", lambda p, x: 1.0))
 wrong_no_shards = _entered("nothing-is-shared", answer=_number("GB", lambda p, x: 18 * p["parameters"] / 1e9))
+wrong_state_in_gib = _entered(says="that is GiB", answer=_number("GB", lambda p, x: x * 1e9 / 2**30))
+wrong_twice_too_far = _entered(says="for the fraction", answer=_number("stop in BF16", lambda p, x: 512))
+wrong_step_of_a_weight = _entered(
+    says="in learning rates", answer=_number("can Adam move", lambda p, x: x * p["peak_rate"])
+)
 wrong_all_shared = _entered(
     "everything-is-shared",
     answer=_number("GB", lambda p, x: 18 * p["parameters"] / p["ranks"] / 1e9),
