@@ -21,8 +21,9 @@ from course_lib.grading.isolation.tiers import Tier
 from course_lib.grading.journal import Journal
 from course_lib.grading.overrides import Override, apply_overrides, read_overrides, unused_overrides
 from course_lib.grading.report import as_json
-from course_lib.grading.roster import Learner, read_roster
-from course_lib.grading.table import csv_text, write_text
+from course_lib.grading.reports_cli import write_class_reports
+from course_lib.grading.roster import read_roster
+from course_lib.grading.table import write_file
 from course_lib.machine import usable_cores
 
 __all__ = ["ProgressBar", "add_class_options", "class_json", "class_main", "is_class", "results_folder"]
@@ -34,6 +35,7 @@ def add_class_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--roster", type=Path, metavar="CSV", help="the class list: id, name, email")
     group.add_argument("--jobs", type=int, metavar="N", help="hand-ins graded at once (the cores there are)")
     group.add_argument("--csv", type=Path, metavar="F", help="write a table for a spreadsheet or a learning platform")
+    group.add_argument("--bom", action="store_true", help="with --csv: the mark by which Excel knows that it is UTF-8")
     group.add_argument(
         "--results", type=Path, metavar="DIR", help="where the journal, records and overrides lie (work/grading/NAME)"
     )
@@ -131,13 +133,13 @@ def class_main(options: argparse.Namespace, tier: Tier, folder: Path, out: TextI
     count = {name: sum(one.status == name for _, one in rows) for name in dict.fromkeys(one.status for _, one in rows)}
     print("; ".join(f"{number} {name}" for name, number in count.items()), file=out)
     print(f"results: {folder}", file=out, flush=True)
-    if options.csv:
-        write_text(options.csv, csv_text(_table(rows, roster)))
+    for line in write_class_reports(options, rows, {one.id: one for one in roster or ()}):
+        print(line, file=out)
     result = json.dumps(class_json(rows, found), indent=1, ensure_ascii=False) + "\n"
     if options.json == "-":
         sys.stdout.write(result)
     elif options.json:
-        write_text(Path(options.json), result)
+        write_file(Path(options.json), result)
     graded = [one for _, one in rows if one.status.startswith("graded")]
     if not graded:
         return 2
@@ -201,20 +203,6 @@ def _line(learner: str, one: Submission) -> str:
     if not one.items:
         return f"{text}  {'; '.join(one.flags)}"
     return text + (f"  {len(one.flags)} flags" if one.flags else "")
-
-
-def _table(rows: Sequence[Row], roster: Sequence[Learner] | None) -> list[list[object]]:
-    people = {one.id: one for one in roster or ()}
-    ids = list(dict.fromkeys(item.id for _, one in rows for item in one.items))
-    table: list[list[object]] = [
-        ["student", "name", "email", "assignment", "status", "score", "max_score", *ids, "flags"]
-    ]
-    for learner, one in rows:
-        who = people.get(learner, Learner(learner))
-        scores = {item.id: item.score for item in one.items}
-        facts = [learner, who.name, who.email, one.assignment, one.status, one.score, one.max_score]
-        table.append([*facts, *(scores.get(name, "") for name in ids), "; ".join(one.flags)])
-    return table
 
 
 def class_json(rows: Sequence[Row], found: Collected) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def grade_main(argv: list[str]) -> int:
     parser.add_argument(
         "--require-isolation", action="store_true", help="grade nothing unless files and network are out of reach"
     )
+    parser.add_argument("--html", type=Path, metavar="DIR", help="write web pages: your own, or a class's gradebook")
+    parser.add_argument("--gradescope", type=Path, metavar="OUT", help="write Gradescope's results.json (several: DIR)")
     add_class_options(parser)
     options = parser.parse_args(argv)
     if not options.timeout > 0:
@@ -43,7 +45,9 @@ def grade_main(argv: list[str]) -> int:
         parser.error("name the folder or the .zip with the hand-ins")
     from course_lib.grading.grade import Grader, handin_paths
     from course_lib.grading.isolation.tiers import best_tier, tier_named
-    from course_lib.grading.report import as_json, as_text
+    from course_lib.grading.progress import keep_progress
+    from course_lib.grading.report import as_json, text_report
+    from course_lib.grading.reports_cli import write_own
 
     names = options.handins or [str(work_dir() / "exercises")]
     if not options.handins and not Path(names[0]).is_dir():
@@ -56,12 +60,15 @@ def grade_main(argv: list[str]) -> int:
     if classroom:
         return class_main(options, tier, options.results or results_folder(work_dir(), options.handins), out)
     submissions = []
+    places = handin_paths(names)
     with Grader(options.seed, options.timeout, tier) as grader:
-        for name, path in handin_paths(names):
+        for name, path in places:
             if sys.stderr.isatty():
                 print(f"grading {name} ...", file=sys.stderr, end="\r", flush=True)
             submissions.append(grader.grade(name, path))
-            print(as_text(submissions[-1]), file=out, flush=True)
+            print(text_report(submissions[-1]), file=out, flush=True)
+    for line in (*write_own(options, submissions), *keep_progress(submissions, [path for _, path in places])):
+        print(line, file=out)
     result = json.dumps(as_json(submissions), indent=1, ensure_ascii=False) + "\n"
     if options.json == "-":
         sys.stdout.write(result)

@@ -9,7 +9,7 @@ from typing import Any
 from course_lib.grading.grade import GradedItem, Submission
 from course_lib.grading.pages import render
 from course_lib.grading.sheets import Course, outcome, plain, reason, sheets
-from course_lib.grading.table import write_text
+from course_lib.grading.table import write_file
 
 __all__ = ["page_name", "whose_cases", "write_feedback"]
 
@@ -58,7 +58,7 @@ def write_feedback(folder: Path, learner: str, submissions: Sequence[Submission]
         _PAGE, title=title, body="narrow", course=course.title, heading=title, parts=parts, total=total, most=most
     )
     path = folder / page_name(learner)
-    write_text(path, page)
+    write_file(path, page)
     return path
 
 
@@ -70,6 +70,8 @@ def _part(one: Submission, title: str, course: Course, classroom: bool) -> dict[
     notes = [] if classroom or not one.items else [plain(flag, 400) for flag in one.flags]
     if one.items and one.status != "graded" and classroom:
         notes = ["something in this notebook could not be graded as it was; ask whoever graded it"]
+    if classroom:
+        notes += [plain(flag, 400) for flag in one.flags if " points by hand" in flag]
     return {
         "title": title if one.items or one.assignment else one.name.replace("\\", "/").rpartition("/")[2],
         "one": one,

@@ -26,7 +26,7 @@ from course_lib.grading.sheets import (
     sheets,
     smells,
 )
-from course_lib.grading.table import csv_text, write_text
+from course_lib.grading.table import csv_text, write_file
 
 __all__ = ["Bar", "csv_rows", "outcome_bars", "score_bars", "write_csv", "write_gradebook"]
 
@@ -57,7 +57,7 @@ def write_csv(
 
     `bom`: with the mark by which Excel knows UTF-8. `course`: for the exercises of a chapter that nobody handed in.
     """
-    write_text(path, ("\ufeff" if bom else "") + csv_text(csv_rows(rows, people, course)))
+    write_file(path, ("\ufeff" if bom else "") + csv_text(csv_rows(rows, people, course)))
 
 
 def csv_rows(
@@ -130,11 +130,12 @@ def write_gradebook(folder: Path, rows: Sequence[Row], course: Course) -> Path:
         sortable=True,
         course=course.title,
         facts=_facts(rows, learners, middle),
+        tiers=sorted({one.tier for _, one in rows if one.tier}),
         watch=[_watch(row, pages) for row in rows if row[1].status != "graded" or row[1].flags],
         overview=_overview(found, rows, learners, pages) if len(found) > 1 else None,
         parts=parts,
     )
-    write_text(folder / "index.html", page)
+    write_file(folder / "index.html", page)
     return folder / "index.html"
 
 
@@ -232,7 +233,7 @@ _PAGE = """{% extends "base" %}
 {% block main %}
 <h1>Gradebook</h1>
 <p class="muted">{{ course }}. For the one who teaches: it names everybody. A page in <code>feedback/</code> is for its\
- learner alone.</p>
+ learner alone.{% if tiers %} Learner code ran behind: {{ tiers | join(", ") }}.{% endif %}</p>
 <ul class="facts">
 {% for number, words in facts %}<li><b>{{ number }}</b> {{ words }}</li>
 {% endfor %}

@@ -6,7 +6,7 @@ from typing import Any
 from course_lib.grading.grade import Submission
 from course_lib.grading.sheets import outcome, plain, reason
 
-__all__ = ["as_json", "as_text", "text_report"]
+__all__ = ["as_json", "text_report"]
 
 _WORDS = {"not_attempted": "not attempted", "kernel_died": "kernel died"}
 
@@ -31,9 +31,6 @@ def text_report(submission: Submission, limit: int = 400) -> str:
     return "\n".join(lines)
 
 
-as_text = text_report
-
-
 def _cases(submission: Submission) -> str:
     """Which cases were run: those of the notebook's own checks (seed 0), or others of the same kinds."""
     if submission.seed == 0:
@@ -46,32 +43,22 @@ def _cut(text: str, limit: int) -> str:
 
 
 def as_json(submissions: Sequence[Submission]) -> dict[str, Any]:
-    """`{"submissions": [{"name", "status", "score", "max_score", "flags", "items": [...], ...}]}`."""
+    """`{"submissions": [{"name", "status", "score", "max_score", "flags", "items": [...]}]}`: these keys, no others."""
     return {
         "submissions": [
             {
                 "name": one.name,
-                "assignment": one.assignment,
                 "status": one.status,
                 "score": one.score,
                 "max_score": one.max_score,
                 "flags": list(one.flags),
-                "release": one.release,
-                "seed": one.seed,
-                "isolation": one.tier,
-                "seconds": round(one.seconds, 3),
                 "items": [
                     {
                         "id": item.id,
-                        "position": item.position,
-                        "title": item.title,
                         "status": item.status,
                         "score": item.score,
                         "max_score": item.max_score,
                         "message": item.message,
-                        "misconception": item.misconception,
-                        "case": item.case,
-                        "seconds": round(item.seconds, 3),
                     }
                     for item in one.items
                 ],

@@ -1,20 +1,36 @@
 """Gradescope's `results.json`: its specification is gradescope-autograders.readthedocs.io/en/latest/specs."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from course_lib.grading.feedback import whose_cases
+from course_lib.grading.feedback import page_name, whose_cases
 from course_lib.grading.grade import Submission
-from course_lib.grading.sheets import WORDS, outcome, plain, reason
-from course_lib.grading.table import write_text
+from course_lib.grading.sheets import WORDS, Row, outcome, plain, reason
+from course_lib.grading.table import write_file
 
-__all__ = ["as_results", "write_results"]
+__all__ = ["as_results", "write_all_results", "write_results"]
 
 
 def write_results(path: Path, submission: Submission) -> None:
     """Write the file whole or not at all, also for a hand-in that could not be read."""
-    write_text(path, json.dumps(as_results(submission), indent=1, ensure_ascii=False) + "\n")
+    write_file(path, json.dumps(as_results(submission), indent=1, ensure_ascii=False) + "\n")
+
+
+def write_all_results(out: Path, rows: Sequence[Row]) -> list[Path]:
+    """One hand-in goes to `out`, a file, or to `out/results.json`; several to `out/LEARNER/CHAPTER/results.json`."""
+    if len(rows) == 1 and not rows[0][0]:
+        paths = [out if out.suffix == ".json" and not out.is_dir() else out / "results.json"]
+    else:
+        paths = []
+        for number, (learner, one) in enumerate(rows):
+            folder = out / page_name(learner).removesuffix(".html") if learner else out
+            path = folder / page_name(one.assignment or "unknown").removesuffix(".html") / "results.json"
+            paths.append(path if path not in paths else path.with_name(f"results-{number}.json"))
+    for path, (_, one) in zip(paths, rows, strict=True):
+        write_results(path, one)
+    return paths
 
 
 def as_results(submission: Submission) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import pytest
 
 from course_lib import cli
 from course_lib.errors import CourseError
+from course_lib.grading import cli as grading_cli
+from course_lib.grading import grade as grade_room
 from course_lib.grading import progress as progress_room
 from course_lib.grading.assignment import Assignment
 from course_lib.grading.grade import GradedItem, Submission
@@ -275,6 +277,46 @@ def test_the_command_says_in_a_line_what_is_wrong(work: Path, capsys: pytest.Cap
     assert cli.main(["progress", "77"]) == 2 and "there is no chapter 77" in capsys.readouterr().err
     (work / "progress.json").write_text("{", encoding="utf-8")
     assert cli.main(["progress"]) == 2 and "damaged" in capsys.readouterr().err
+
+
+class MadeUp:
+    """A Grader whose verdicts are made up: the chapter passed."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> "MadeUp":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def grade(self, name: str, path: Path) -> Submission:
+        return graded("passed") if path.exists() else Submission(name, "missing", flags=(f"{path}: is not there",))
+
+
+def test_grading_ones_own_chapter_is_progress_and_a_page(
+    work: Path, material: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for room in (grade_room, grading_cli):
+        monkeypatch.setattr(room, "work_dir", lambda: work)
+    monkeypatch.setattr(grade_room, "Grader", MadeUp)
+    strange = work.parent / f"{work.name}-elsewhere"
+    for folder in (work / "exercises", strange):
+        folder.mkdir()
+        (folder / "90_fixture.ipynb").write_text("{}", encoding="utf-8")
+    assert grading_cli.grade_main([str(strange / "90_fixture.ipynb")]) == 0
+    assert read_progress() == Progress(), "somebody else's notebook is no progress of mine"
+    out = work / "out"
+    assert grading_cli.grade_main(["90", "--html", str(out), "--gradescope", str(out / "r.json")]) == 0
+    assert read_progress().exercises["double"].done
+    assert "Your exercises" in (out / "index.html").read_text(encoding="utf-8")
+    assert json.loads((out / "r.json").read_text(encoding="utf-8"))["score"] == 1
+    printed = capsys.readouterr().out
+    assert f"wrote {out / 'index.html'}" in printed and f"wrote {out / 'r.json'}" in printed
+    (work / "progress.json").write_text('{"version": 9, "exercises": {}}', encoding="utf-8")
+    assert grading_cli.grade_main(["90"]) == 0, "progress that cannot be kept ends no grading"
+    assert "note: " in capsys.readouterr().out
 
 
 def test_json_has_every_chapter(fixture_assignment: Assignment) -> None:

@@ -1,5 +1,6 @@
 """Reports of hand-ins that are made up: nothing in them runs, nothing in them is a formula, and the numbers add up."""
 
+import argparse
 import csv
 import io
 import json
@@ -18,7 +19,8 @@ from course_lib.grading.grade import GradedItem, Submission
 from course_lib.grading.gradebook import csv_rows, outcome_bars, score_bars, write_csv, write_gradebook
 from course_lib.grading.pages import render
 from course_lib.grading.report import as_json, text_report
-from course_lib.grading.results import as_results, write_results
+from course_lib.grading.reports_cli import write_class_reports, write_own
+from course_lib.grading.results import as_results, write_all_results, write_results
 from course_lib.grading.roster import Learner
 from course_lib.grading.sheets import Course, Row, outcome, plain, read_course, reason, sheets, smells
 from course_lib.grading.table import csv_text
@@ -338,12 +340,11 @@ def test_text_from_a_hand_in_does_nothing_to_a_terminal() -> None:
     assert plain("a\r\nb\x1b[1;31mc\x1b[0m\td") == "a\nbc d" and plain("x" * 50, 10) == "x" * 10 + " ..."
 
 
-def test_json_keeps_all_that_is_known_of_a_score() -> None:
-    one = smelling("double", "adds-instead")
-    (found,) = json.loads(json.dumps(as_json([one])))["submissions"]
-    assert found["assignment"] == "90_fixture" and found["status"] == "graded" and found["max_score"] == 1
-    (only,) = found["items"]
-    assert (only["id"], only["case"], only["misconception"]) == ("double", 1, "adds-instead")
+def test_json_has_the_keys_that_are_documented() -> None:
+    (found,) = json.loads(json.dumps(as_json([smelling("double", "adds-instead")])))["submissions"]
+    (only,) = found.pop("items")
+    assert found == {"name": "x", "status": "graded", "score": 0, "max_score": 1, "flags": []}
+    assert only.keys() == {"id", "status", "score", "max_score", "message"} and only["id"] == "double"
 
 
 def test_results_json_has_the_form_that_gradescope_reads(tmp_path: Path) -> None:
@@ -364,6 +365,27 @@ def test_results_json_has_the_form_that_gradescope_reads(tmp_path: Path) -> None
     assert [test["visibility"] for test in found["tests"]] == ["visible"] * 4 + ["hidden"]
     assert [test["number"] for test in found["tests"][:4]] == ["90.1", "90.2", "90.3", "90.4"]
     assert "/srv" not in json.dumps(as_results(EMPTY)) and "is an empty file" in as_results(EMPTY)["output"]
+
+
+def test_a_class_gets_a_results_file_for_each_hand_in(tmp_path: Path) -> None:
+    twice = [("ann", ALL), ("ann", NONE), ("Ann/..", ALL), ("mo", Submission("x", "missing"))]
+    paths = write_all_results(tmp_path / "out", twice)
+    assert len(set(paths)) == 4 and all(path.is_relative_to(tmp_path / "out") and path.exists() for path in paths)
+    assert paths[0] == tmp_path / "out" / "ann" / "90_fixture" / "results.json" and paths[1].name == "results-1.json"
+    assert write_all_results(tmp_path / "one", [("", ALL)]) == [tmp_path / "one" / "results.json"]
+
+
+def test_the_options_of_a_class_write_its_reports(tmp_path: Path, fixture_assignment: Assignment) -> None:
+    names = {"csv": tmp_path / "t.csv", "html": tmp_path / "book", "gradescope": tmp_path / "gs"}
+    options = argparse.Namespace(**names, bom=True)
+    by_hand = Submission("x", "graded", ALL.items, ("double: 1 points by hand in place of 0: kind",), "90_fixture")
+    lines = write_class_reports(options, [("ann", by_hand), ("mo", ABSENT)], {"ann": Learner("ann", "Ann")})
+    assert len(lines) == 3 and (tmp_path / "t.csv").read_bytes()[:3] == b"\xef\xbb\xbf"
+    assert [row["name"] for row in read_csv(tmp_path / "t.csv")] == ["Ann", ""]
+    assert "by hand in place of 0: kind" in Page(tmp_path / "book" / "feedback" / "ann.html").text
+    assert (tmp_path / "gs" / "mo" / "90_fixture" / "results.json").exists()
+    nothing = argparse.Namespace(csv=None, html=None, gradescope=None, bom=False)
+    assert write_class_reports(nothing, [("ann", ALL)], {}) == [] and write_own(nothing, [ALL]) == []
 
 
 def test_reasons_leave_out_the_folder() -> None:
