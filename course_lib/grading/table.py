@@ -9,7 +9,7 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 
-__all__ = ["csv_text", "read_rows", "safe_cell", "write_file", "write_text"]
+__all__ = ["csv_text", "read_rows", "safe_cell", "write_file"]
 
 MAX_BYTES = 64 * 2**20
 _SEPARATORS = (",", ";", "\t", "|")
@@ -91,6 +91,3 @@ def write_file(path: Path, text: str) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise CourseError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
-write_text = write_file

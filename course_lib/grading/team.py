@@ -184,9 +184,13 @@ def _work(pipe: Any, close: Sequence[Any], setting: Setting) -> None:
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # Ctrl-C is the parent's: it lets the hand-in in progress come to its end
     grader: Grader | None = None
+    chapter = ""
     with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task = pipe.recv()
+            if task.found.assignment != chapter:  # a judge for each chapter would stay to the end
+                grader, chapter = None, task.found.assignment
+                stack.close()
             if grader is None:
                 try:
                     grader = stack.enter_context(Grader(setting.seed, setting.timeout, setting.tier))
@@ -223,6 +227,9 @@ def _failed(found: Found, reason: str) -> Submission:
     return Submission(found.learner, "unreadable", (), (reason,), found.assignment, found.release)
 
 
+_PROBLEMS = ("was left out", "ended the kernel", "by its likeness", "in the cell of another one", "of another release")
+"""Notes of the grader which say that something could not be graded as it was handed in."""
+
+
 def _is_problem(flag: str) -> bool:
-    """Whether something could not be graded as it was handed in."""
-    return "was left out" in flag or "ended the kernel" in flag
+    return any(words in flag for words in _PROBLEMS)

@@ -259,13 +259,13 @@ def test_a_damaged_journal_costs_only_its_damaged_lines(data: st.DataObject) -> 
             content[at] = data.draw(st.sampled_from([0, 10, 34, 92, 123, 255]))
             whole = 2
         path.write_bytes(bytes(content))
-        for _ in range(2):
+        for turn in range(2):
             with Journal(Path(folder)) as journal:
                 back = [journal.found(f"k{n}") for n in range(4)]
-                journal.add("new", "new", "d", one)
+                journal.add(f"new{turn}", "new", "d", one)
         assert sum(found is not None for found in back) >= whole
         with Journal(Path(folder)) as journal:
-            assert journal.found("new") == one
+            assert journal.found("new0") == one == journal.found("new1")
 
 
 # ---------------------------------------------------------------- the command
