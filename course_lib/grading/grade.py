@@ -277,6 +277,7 @@ def _found(one: SplicedItem, run: _Run, verdict: dict[str, Any]) -> GradedItem:
     item = one.item
     mine = [result for result in run.cells.values() if result.item == item.id]
     status, message, misconception = _decide(one, mine, run.ended.get(item.id), verdict)
+    message = re.sub(r"StdinNotImplementedError: [^\n]*", "input() cannot be used in graded code", message)
     score = item.points if status == "passed" else 0.0
     case = verdict["case"] if status == "failed" else None
     took = sum(result.seconds for result in mine)

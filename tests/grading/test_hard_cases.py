@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from grading_fixture import answer, cell_of, right
 from nbformat.v4 import new_code_cell
@@ -100,3 +101,140 @@ def test_alone_a_wrong_answer_stays_wrong_and_keeps_what_it_builds_on(graded: Gr
     answer(solved, "largest", "def largest(values):\n    return max(half(values))")
     found = graded(solved)
     assert statuses(found) == ["passed", "failed", "passed", "passed"]
+
+
+def test_stuck_threads_and_an_orphan_cost_nothing(graded: Grade, solved: Any) -> None:
+    """A thread pool that never ends, a thread that is no daemon, and a process that left its session: all are ended."""
+    orphan = (
+        "import subprocess, sys, threading, time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(8)\nfor _ in range(8): pool.submit(time.sleep, 600)\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "subprocess.Popen([sys.executable, '-c', 'import os, time; os.fork(); time.sleep(611.25)'], env={}, "
+        "start_new_session=True)"
+    )
+    answer(solved, "double", below("double", orphan))
+    assert statuses(graded(solved)) == ["passed"] * 4
+    assert not running("611.25")
+
+
+def running(word: str) -> list[int]:
+    found = psutil.process_iter(["pid", "cmdline"])
+    return [one.info["pid"] for one in found if any(word in part for part in one.info["cmdline"] or [])]
+
+
+DEAD = {
+    "a segmentation fault": ("import ctypes; ctypes.string_at(0)", "ended the kernel"),
+    "SIGKILL": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended the kernel"),
+    "its group killed": ("import os; os.killpg(0, 9)", "ended the kernel"),
+    "abort": ("import os; os.abort()", "ended the kernel"),
+    "a fork bomb": ("import os, time\n    [os.fork() for _ in range(6)]; time.sleep(5)", "processes at once"),
+    "memory in steps": ("x = [bytearray(2**27) for _ in range(20)]; import time; time.sleep(4)", "GiB of memory"),
+    "files": (
+        "import os, time; d = os.environ['COURSE_GRADE_DIR']\n"
+        "    for n in range(9): open(f'{d}/{n}', 'wb').write(b'x' * 2**22)"
+        "\n    time.sleep(3)",
+        "it wrote more than 24 MiB",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DEAD)
+def test_what_ends_the_kernel_is_one_exercise(graded: Grade, solved: Any, what: str) -> None:
+    line, words = DEAD[what]
+    answer(solved, "total", inside("total", line))
+    found = graded(solved)
+    assert statuses(found) == ["passed", "kernel_died", "passed", "passed"], (found.items, found.flags)
+    assert words in says(found, 1)
+
+
+RAISES = {
+    "all memory at once": ("x = bytearray(2**40)", "MemoryError"),
+    "one large file": ("open('x', 'wb').write(b'x' * 2**24)", "OSError"),
+    "the disk, if there are walls": ("[open(str(n), 'wb').write(b'x' * 2**22) for n in range(9)]", ""),
+    "input": ("input('?')", "input() cannot be used"),
+    "getpass": ("import getpass; getpass.getpass()", "input() cannot be used"),
+    "sys.exit": ("import sys; sys.exit(0)", ""),
+    "exit in a helper": ("raise SystemExit", ""),
+    "BaseException": ("raise GeneratorExit", ""),
+    "KeyboardInterrupt": ("raise KeyboardInterrupt", ""),
+    "recursion": ("f = lambda: f(); f()", "RecursionError"),
+    "an exception that cannot be shown": (
+        "class E(Exception):\n        def __str__(self): raise SystemExit\n    raise E", ""),
+    "an exception of 100 MB": ("raise ValueError('x' * 10**8)", "ValueError"),
+    "a breakpoint": ("breakpoint()", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", RAISES)
+def test_what_raises_is_one_exercise_and_is_told(graded: Grade, solved: Any, what: str) -> None:
+    line, words = RAISES[what]
+    answer(solved, "total", inside("total", line))
+    found = graded(solved)
+    others = [*statuses(found)[:1], *statuses(found)[2:]]
+    assert others == ["passed"] * 3 and statuses(found)[1] != "passed", (found.items, found.flags)
+    assert words in says(found, 1) and len(says(found, 1)) < 5000
+
+
+@pytest.mark.parametrize("line", ["os.kill(-1, 9)", "os.kill(os.getppid(), 9); time.sleep(2)"])
+def test_who_kills_all_it_can_reach_is_alone_in_it(graded: Grade, solved: Any, line: str) -> None:
+    answer(solved, "total", inside("total", f"import os, time; {line}"))
+    found = graded(solved)
+    assert [*statuses(found)[:1], *statuses(found)[2:]] == ["passed"] * 3, (found.items, found.flags)
+
+
+FLOODS = {
+    "50 MB at once": "print('x' * 50_000_000)",
+    "without end": "while True: print('x' * 1000)",
+    "on stderr without end": "import sys\nwhile True: sys.stderr.write('x' * 1000)",
+    "of a program": "!yes",
+    "of pictures": "from IPython.display import display, HTML\nwhile True: display(HTML('x' * 10000))",
+    "deaf": "while True:\n    try:\n        while True: print('x' * 1000)\n    except KeyboardInterrupt: pass",
+}
+
+
+@pytest.mark.parametrize("what", FLOODS)
+def test_a_flood_is_stopped_and_costs_its_exercise_alone(graded: Grade, solved: Any, what: str) -> None:
+    answer(solved, "total", right("total") + BELOW + FLOODS[what])
+    found = graded(solved)
+    assert [*statuses(found)[:1], *statuses(found)[2:]] == ["passed"] * 3, (found.items, found.flags)
+    assert max(len(item.message) for item in found.items) < 5000
+
+
+HARMLESS = {
+    "its own modules": (
+        "for name in ('torch', 'random', 'numpy', 'course_lib', 'statistics', 'safetensors', 'fixture_checks'):\n"
+        "    open(name + '.py', 'w').write('1 / 0')\nimport statistics, random"
+    ),
+    "magics": "%cd /\n!pip install nothing\n%matplotlib inline",
+    "reset": "%reset -f\nfrom fixture_checks import check\ndef double(values): return [2 * v for v in values]",
+    "bash": "%%bash\necho hello; exit 0",
+    "a folder that is gone": "import os, shutil\nd = os.getcwd(); os.chdir('/'); shutil.rmtree(d, ignore_errors=True)",
+    "another dtype": "import torch\ntorch.set_default_dtype(torch.float64); torch.set_num_threads(3)",
+    "another device": "import torch\ntorch.set_default_device('meta')",
+    "deep folders and no rights": (
+        "import os\nos.chdir(os.environ['COURSE_GRADE_DIR'])\nfor _ in range(1500):\n"
+        "    os.mkdir('d'); os.chdir('d')\nos.chdir(os.environ['COURSE_GRADE_DIR'])\n"
+        "os.makedirs('closed/in'); os.chmod('closed', 0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_what_a_notebook_has_besides_changes_nothing(graded: Grade, solved: Any, what: str) -> None:
+    solved.cells.insert(solved.cells.index(cell_of(solved, "double")), new_code_cell(HARMLESS[what]))
+    found = graded(solved)
+    assert statuses(found) == ["passed"] * 4, (found.items, found.flags)
+
+
+def test_two_hand_ins_after_the_worst_are_as_ever(graded: Grade, solved: Any, released: Any) -> None:
+    """No trace of an earlier hand-in is found, and the worker is the same."""
+    look = "import math, os\nassert not os.path.exists('trace') and not os.path.exists('/tmp/trace'), 'a trace'\n"
+    look += "assert 'TRACE' not in os.environ and not hasattr(math, 'trace')"
+    leave = "import math, os\nopen('trace', 'w').close(); os.makedirs('/tmp/trace')\n"
+    leave += "os.environ['TRACE'] = '1'; math.trace = 1"
+    solved.cells.append(new_code_cell(leave))
+    assert graded(solved).score == 10
+    solved.cells.pop()
+    answer(solved, "pick", look + "\n" + right("pick"))
+    assert graded(solved).score == 10
