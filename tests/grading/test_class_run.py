@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from course_lib.errors import CourseError
 from course_lib.grading import class_run, team
+from course_lib.grading import journal as journal_room
 from course_lib.grading.class_cli import ProgressBar, results_folder
 from course_lib.grading.class_run import Setting, run_class
 from course_lib.grading.cli import grade_main
@@ -86,6 +87,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, material: Path, tmp_path: Path) -> type[Fake]:
     monkeypatch.setattr(team, "Grader", Fake)
+    monkeypatch.setattr(journal_room, "library_digest", lambda: "the same while a test runs")
     Fake.log, Fake.points = tmp_path / "calls.txt", {}
     return Fake
 
@@ -206,9 +208,10 @@ KILLED = """
     from pathlib import Path
     sys.path[:0] = [{tests!r}]
     import test_class_run as t
-    from course_lib.grading import assignment, team
+    from course_lib.grading import assignment, journal, team
     assignment.material_dir = lambda: Path({material!r})
     team.Grader = t.Fake
+    journal.library_digest = lambda: "the same while a test runs"
     t.Fake.log = Path({log!r})
     t.graded(Path({folder!r}), Path({out!r}), tell=lambda *facts: print("done", *facts, flush=True))
 """
