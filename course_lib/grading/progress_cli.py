@@ -52,13 +52,18 @@ def _ids(row: Row) -> list[str]:
 
 
 def next_place(places: Sequence[Place]) -> tuple[Place, Item | None] | None:
-    """Where to go on: the first exercise that is not done of the chapters begun, else the first chapter not read."""
-    begun = [one for one in places if one.read and one.done < len(one.items)]
-    if begun:
-        last = begun[-1]
-        return last, next(item for item, one in last.items if not (one and one.done))
+    """Where to go on: in the last chapter with exercises tried and not done, else the first chapter not read, else
+    what was passed over. None when all is done.
+    """
+    undone = [one for one in places if one.done < len(one.items)]
+    tried = [one for one in undone if any(known and known.times for _, known in one.items)]
     fresh = next((one for one in places if not one.read), None)
-    return (fresh, None) if fresh else None
+    if fresh and not tried:
+        return fresh, None
+    if not undone:
+        return None
+    place = (tried or undone[:1])[-1]
+    return place, next(item for item, known in place.items if not (known and known.done))
 
 
 def as_lines(

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,10 +227,21 @@ def test_what_comes_next(fixture_assignment: Assignment) -> None:
         return found[0].row.number, found[1].id if found[1] else None
 
     passed = Done("passed", 1, 1, "2026-01-01")
+    item = replace(fixture_assignment.items[0], id="other", position="91.1")
+    other = replace(fixture_assignment, name="91_other", items=(item,))
     assert ahead() == (0, None)
     assert ahead(double=Done("failed", 0, 1)) == (90, "double")
     assert ahead(double=passed) == (90, "total")
     assert ahead(double=passed, total=passed, pick=passed, largest=passed) == (91, None)
+    skipped = course_map(
+        [Row(90, "One", 60, fixture_assignment), Row(91, "Two", 5, other), Row(92, "Three", 5, None)],
+        Progress({"other": passed}),
+    )
+    assert [one.read for one in skipped] == [True, True, False]
+    found = next_place(skipped)
+    assert found is not None and (found[0].row.number, found[1]) == (92, None), "on, not back to what was passed over"
+    found = next_place(skipped[:2])
+    assert found is not None and found[1] is not None and found[1].id == "double", "in the end, back"
 
 
 def test_the_map_in_the_terminal(fixture_assignment: Assignment) -> None:
