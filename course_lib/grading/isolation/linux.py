@@ -27,6 +27,7 @@ __all__ = [
     "enter",
     "loopback_up",
     "mount",
+    "read_only",
     "switch_root",
 ]
 
@@ -74,6 +75,11 @@ def bind(source: Path | str, target: Path | str, *, writable: bool = False) -> N
     _call("mount", os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(_BIND | _RECURSIVE), None)
     if writable:
         return
+    read_only(target)
+
+
+def read_only(target: Path | str) -> None:
+    """Forbid this process, and what it starts, to write at a mount."""
     kept = os.statvfs(target).f_flag  # what the mount forbids already must be forbidden again
     flags = _BIND | _REMOUNT | _READ_ONLY | (kept & (_NO_SUID | _NO_DEV | 8 | _NO_ATIME))
     flags |= _REL_ATIME if kept & _ST_RELATIME else 0
