@@ -123,7 +123,7 @@ def shown_paths() -> list[Path]:
         Path(sys.executable).resolve().parent,
     ]
     python += [Path(path) for path in sys.path if "site-packages" in path or "dist-packages" in path]
-    found += [path for path in python if path.is_dir() and path != Path("/")]
+    found += [path for path in python if os.path.isdir(path) and path != Path("/")]  # False where it may not look
     kept: list[Path] = []
     for path in sorted(set(found), key=lambda path: len(path.parts)):
         if not any(path.is_relative_to(other) for other in kept):
