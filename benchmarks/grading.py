@@ -39,7 +39,7 @@ OVERHEAD_LIMIT, TIMES_FASTER = 0.7, 3.0
 
 def light(folder: Path) -> tuple[Path, Path]:
     """The tests' assignment as course material in a folder: (its solution notebook, a right hand-in)."""
-    (folder / "fixture_checks.py").write_text(fixture.CHECKS, encoding="utf-8")
+    (folder / "fixture_checks.py").write_text(fixture.CHECKS, encoding="utf-8", newline="\n")
     (folder / "solutions").mkdir()
     path = folder / "solutions" / "90_fixture.ipynb"
     nbformat.write(fixture.solution(), path)
@@ -99,7 +99,7 @@ def nbgraders(assignment: Path, solved: Path, count: int, folder: Path, path: Pa
     source.mkdir(parents=True)
     (source / assignment.name).write_bytes(assignment.read_bytes())
     config = 'c = get_config()\nc.CourseDirectory.course_id = "b"\nc.ExecutePreprocessor.timeout = 300\n'
-    (folder / "nbgrader_config.py").write_text(config, encoding="utf-8")
+    (folder / "nbgrader_config.py").write_text(config, encoding="utf-8", newline="\n")
     for number in range(count):
         target = folder / "submitted" / f"s{number:03d}" / name / assignment.name
         target.parent.mkdir(parents=True)

@@ -332,7 +332,7 @@ def end_session(process: "subprocess.Popen[Any]") -> None:
 
 
 def material_dir() -> Path:
-    """The folder with notebooks/, exercises/ and (but for a class release) solutions/: the clone, else the package's."""
+    """The folder of notebooks/, exercises/ and (not in a class release) solutions/: the clone, else the package's."""
     here = Path(__file__).resolve().parent
     root = here.parent
     return root if (root / "notebooks").is_dir() and (root / "exercises").is_dir() else here / "_material"

@@ -246,7 +246,9 @@ PLATFORM = ("sys.platform", "os.name", "platform.system", "platform.machine", "p
 @pytest.mark.parametrize("path", LIBRARY, ids=room)
 def test_platform_differences_are_in_machine(path):
     found = [where(path, node) for node in ast.walk(tree(path)) if dotted(node) in PLATFORM]
-    assert not found or room(path) == "machine", f"{found}: ask course_lib.machine"
+    # The walls are made of one platform's system calls; `door.py` runs where nothing of ours can be imported.
+    allowed = room(path) == "machine" or room(path).startswith("grading.isolation.")
+    assert not found or allowed, f"{found}: ask course_lib.machine"
 
 
 # ---------------------------------------------------------------- what is committed

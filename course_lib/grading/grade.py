@@ -27,6 +27,7 @@ from course_lib.grading.release import release
 from course_lib.grading.run import CellResult, Runner
 from course_lib.grading.sources import defined, used
 from course_lib.grading.splice import Spliced, SplicedItem, splice
+from course_lib.grading.verdict import decide
 from course_lib.machine import work_dir
 
 __all__ = ["GRADING_SEED", "GradedItem", "Grader", "Submission", "assignment_of", "handin_paths"]
@@ -276,7 +277,7 @@ def _found(one: SplicedItem, run: _Run, verdict: dict[str, Any]) -> GradedItem:
     """One exercise's row."""
     item = one.item
     mine = [result for result in run.cells.values() if result.item == item.id]
-    status, message, misconception = _decide(one, mine, run.ended.get(item.id), verdict)
+    status, message, misconception = decide(one, mine, run.ended.get(item.id), verdict)
     message = re.sub(r"StdinNotImplementedError: [^\n]*", "input() cannot be used in graded code", message)
     score = item.points if status == "passed" else 0.0
     case = verdict["case"] if status == "failed" else None
@@ -328,42 +329,3 @@ def _expect(spliced: Spliced, counts: dict[str, int]) -> None:
 
 def _facts(cell: Any) -> dict[str, Any]:
     return dict(cell.metadata["course"]["graded"])
-
-
-def _raised(result: CellResult) -> str:
-    """An exception in a line. Of a syntax error Jupyter tells the file that it keeps the cell in: say "your cell"."""
-    message = re.sub(r"\((?:<[^>]*>|[^(),]*\.py), line (\d+)\)$", r"(line \1 of your cell)", result.message)
-    return f"{result.error}: {message}"
-
-
-def _decide(
-    one: SplicedItem, mine: list[CellResult], ended: tuple[str, str] | None, verdict: dict[str, Any]
-) -> tuple[str, str, str | None]:
-    """Status, message and misconception of one exercise. Points need both: nbval's pass and the judge's."""
-    if not one.sources:
-        return "missing", "its answer cell is not in the notebook", None
-    if ended is not None and ended[0] == "kernel_died":
-        why = ended[1] if ended[1].startswith("it ") else "quit(), os._exit, a crash, or out of memory"
-        return "kernel_died", f"your code ended the kernel ({why})", None
-    if ended is not None or any(result.outcome == "timeout" for result in mine):
-        return "timeout", "your code took too long and was stopped", None
-    check = next((result for result in mine if result.role == "check"), None)
-    broken = next((result for result in mine if result.role == "answer" and result.error), None)
-    if not verdict["record"]:
-        if one.untouched:
-            return "not_attempted", "not attempted yet", None
-        result = broken or check
-        text = _raised(result) if result and result.error else "its check did not run to its end"
-        return "failed", text, None
-    if verdict["status"] != "passed":
-        text = verdict["line"]
-        if verdict["status"] == "not_attempted" and not one.untouched:
-            if broken and broken.error != "NotImplementedError":
-                return "failed", _raised(broken), None
-            if any("raise NotImplementedError" in source for source in one.sources):
-                return "failed", "`raise NotImplementedError()` still stands in it: delete that line", None
-        return verdict["status"], text, verdict["misconception"]
-    if check is None or check.outcome != "passed":
-        text = _raised(check) if check and check.error else "its check did not print its line"
-        return "failed", f"what came back is right, but the check cell did not pass in the notebook ({text})", None
-    return "passed", verdict["line"], None

@@ -17,7 +17,18 @@ from course_lib.grading.table import read_rows
 
 __all__ = ["Learner", "Names", "fold", "read_roster", "words"]
 
-_ID = ("id", "studentid", "student", "sisuserid", "idnumber", "sid", "userid", "username", "login", "loginid")
+_ID: tuple[str, ...] = (
+    "id",
+    "studentid",
+    "student",
+    "sisuserid",
+    "idnumber",
+    "sid",
+    "userid",
+    "username",
+    "login",
+    "loginid",
+)
 _ID += ("sisloginid", "user", "matriculation", "matriculationnumber", "matrikelnummer", "orgdefinedid", "netid")
 _NAME = ("name", "fullname", "studentname", "displayname", "sortablename")
 _FIRST = ("firstname", "first", "givenname", "forename", "given")

@@ -68,8 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     tier, library = sys.argv[1:] if argv is None else argv
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if sys.platform == "linux":
-        linux.die_with_parent()
+    linux.die_with_parent()
     with nursery_for(TIERS[tier], Path(library)) as nursery:
         desk = nursery.folder / "desk"
         desk.mkdir()

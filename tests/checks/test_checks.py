@@ -306,7 +306,7 @@ def test_what_run_returned_leaves_the_kernel_and_is_judged_elsewhere(
     record = graded(check, tmp_path, monkeypatch, chatty)
     assert judge_record(DOUBLE, record, 3).status == "passed"
     assert judge_record(DOUBLE, record, 4).status == "failed", "a record of another seed proves nothing"
-    assert capfd.readouterr().out == "double: passed, 3 cases\n", "prints of an answer stay out of a graded check cell"
+    assert capfd.readouterr().out == "double: ran 3 cases\n", "prints of an answer stay out of a graded check cell"
     record["cases"][1]["value"][0] += 1
     outcome = judge_record(DOUBLE, record, 3)
     assert (outcome.status, outcome.case, outcome.message) == ("failed", 2, "not twice")

@@ -229,9 +229,9 @@ def test_what_a_notebook_has_besides_changes_nothing(graded: Grade, solved: Any,
 
 def test_two_hand_ins_after_the_worst_are_as_ever(graded: Grade, solved: Any, released: Any) -> None:
     """No trace of an earlier hand-in is found, and the worker is the same."""
-    look = "import math, os\nassert not os.path.exists('trace') and not os.path.exists('/tmp/trace'), 'a trace'\n"
+    look = "import math, os\nassert not os.path.exists('trace') and not os.path.exists('/tmp' + '/trace'), 'a trace'\n"
     look += "assert 'TRACE' not in os.environ and not hasattr(math, 'trace')"
-    leave = "import math, os\nopen('trace', 'w').close(); os.makedirs('/tmp/trace')\n"
+    leave = "import math, os\nopen('trace', 'w').close(); os.makedirs('/tmp' + '/trace')\n"
     leave += "os.environ['TRACE'] = '1'; math.trace = 1"
     solved.cells.append(new_code_cell(leave))
     assert graded(solved).score == 10

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import linux
 
+__all__ = ["furnish", "walls"]
+
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 

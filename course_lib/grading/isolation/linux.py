@@ -57,9 +57,9 @@ def enter(flags: int) -> None:
     user, group = os.getuid(), os.getgid()
     _call("unshare", flags)
     if flags & NEW_USER:
-        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-        Path("/proc/self/uid_map").write_text(f"{USER} {user} 1", encoding="ascii")
-        Path("/proc/self/gid_map").write_text(f"{USER} {group} 1", encoding="ascii")
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii", newline="\n")
+        Path("/proc/self/uid_map").write_text(f"{USER} {user} 1", encoding="ascii", newline="\n")
+        Path("/proc/self/gid_map").write_text(f"{USER} {group} 1", encoding="ascii", newline="\n")
     if flags & NEW_MOUNTS:
         _call("mount", b"none", b"/", None, ctypes.c_ulong(_RECURSIVE | _PRIVATE), None)
 

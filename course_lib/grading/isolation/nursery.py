@@ -99,7 +99,9 @@ def _become(wish: dict[str, Any]) -> NoReturn:
         code = error.code if isinstance(error.code, int) else 0
     except BaseException as error:
         with contextlib.suppress(OSError):
-            Path(wish["room"], "kernel-error.txt").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+            Path(wish["room"], "kernel-error.txt").write_text(
+                f"{type(error).__name__}: {error}", encoding="utf-8", newline="\n"
+            )
     finally:
         os._exit(code)
 

@@ -85,8 +85,8 @@ class Nursery:
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TZ") if name in os.environ}
         environment = kept | dict.fromkeys((f"{name}_NUM_THREADS" for name in ("OMP", "MKL", "OPENBLAS")), "1")
         environment |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONIOENCODING": "utf-8"}
-        environment |= {"PYTHONPATH": str(self.library), "HOME": "/tmp" if self.tier.walls else str(self.folder)}
-        environment |= {"MPLCONFIGDIR": "/tmp/mpl" if self.tier.walls else str(self.folder / "mpl")}
+        home = "/tmp" if self.tier.walls else str(self.folder)
+        environment |= {"PYTHONPATH": str(self.library), "HOME": home, "MPLCONFIGDIR": f"{home}/mpl"}
         self._answers = queue.Queue()
         self._process = subprocess.Popen(
             command(
@@ -190,7 +190,7 @@ class WarmKernel:
         }
         facts |= {name: number for number, name in enumerate(_PORTS, start=1)}
         inside = facts | {"ip": f"{nursery.inside}/k"}
-        (nursery.room / "connection.json").write_text(json.dumps(inside), encoding="utf-8")
+        (nursery.room / "connection.json").write_text(json.dumps(inside), encoding="utf-8", newline="\n")
         home = "/tmp" if nursery.tier.walls else nursery.inside
         places = {"HOME": "home", "TMPDIR": "tmp", "TEMP": "tmp", "TMP": "tmp", "IPYTHONDIR": "ipython"}
         places |= dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), "jupyter")
