@@ -133,7 +133,7 @@ def test_what_cannot_be_planned_is_one_line(course, tmp_path):
 def test_a_long_answer_to_a_closed_pipe():
     """`course plan laptop --html | head -1`"""
     done = subprocess.run(
-        f"{sys.executable} -m course_lib plan deepseek-v3 --html | head -1",
+        f"'{sys.executable}' -m course_lib plan deepseek-v3 --html | head -1",
         shell=True,
         capture_output=True,
         encoding="utf-8",

@@ -425,6 +425,7 @@ def test_exit_status_folder_and_stdout_are_those_of_the_program(clone, pip):
     assert time.monotonic() - began < 3
     assert (done.returncode, done.stderr) == (7, "")
     assert done.stdout.splitlines() == [str(here), "-m course_lib grade 01 --json x y"]
+    (clone / "tests").mkdir(exist_ok=True)
     done = call(clone, "check", "-x", cwd=here)
     assert done.returncode == 7
     assert done.stdout.splitlines()[0] == str(clone)

@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import re
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from course_lib.grading.lean import add_checks, write_library
 from course_lib.grading.notebook import course_of
 from course_lib.grading.release import release
 from course_lib.grading.run import CellResult, Runner
-from course_lib.grading.sources import defined, used
+from course_lib.grading.sources import checked_names, defined, used
 from course_lib.grading.splice import Spliced, SplicedItem, splice
 from course_lib.grading.verdict import decide
 from course_lib.machine import work_dir
@@ -102,7 +103,10 @@ def handin_paths(names: list[str]) -> list[tuple[str, Path]]:
 
 
 def assignment_of(handin: HandIn, material: Path | None = None) -> Assignment:
-    """By the id embedded in it, then its file name, then the answers it holds. HandInError when none fits."""
+    """By the id embedded in it, its file name, the ids it holds, the checks it calls, or the names it defines.
+
+    HandInError when none fits, or more than one.
+    """
     known = {path.stem: path for path in assignment_paths(material)}
     if handin.assignment in known:
         return find_assignment(str(handin.assignment), material)
@@ -112,11 +116,20 @@ def assignment_of(handin: HandIn, material: Path | None = None) -> Assignment:
     if len(named) == 1:
         return find_assignment(named[0], material)
     ids = {cell.grade_id for cell in handin.cells} | {cell.cell_id for cell in handin.cells}
-    scores = [(sum(item.id in ids for item in one.items), one) for one in all_assignments(material)]
-    best = max((score for score, _ in scores), default=0)
-    hits = [one for score, one in scores if score == best]
-    if best and len(hits) == 1:
-        return hits[0]
+    everything = all_assignments(material)
+    text = "\n".join(cell.source for cell in handin.cells)
+    names = {name for cell in handin.cells for name in defined(cell.source)}
+    wanted = lambda one, item: checked_names(one.notebook.cells[item.check].source)
+    scores: list[Callable[[Assignment], int]] = [
+        lambda one: sum(item.id in ids for item in one.items),
+        lambda one: sum(f'check("{item.id}"' in text for item in one.items),
+        lambda one: sum(bool(wanted(one, item) & names) for item in one.items),
+    ]
+    for score in scores:
+        best = max(map(score, everything), default=0)
+        hits = [one for one in everything if score(one) == best]
+        if best and len(hits) == 1:
+            return hits[0]
     raise HandInError(f"{handin.path}: is no exercise notebook of this course")
 
 

@@ -77,7 +77,8 @@ def test_a_part_of_the_weights_is_narrow_and_the_rest_is_not() -> None:
 def test_fp16_cannot_hold_a_second_moment() -> None:
     for cure in ("plain", "kahan", "stochastic"):
         broken = train("second_moment", "fp16", cure, 0, steps=24)
-        assert not math.isfinite(broken.final) and len(broken.loss) == len(broken.size) == 24
+        # Infinite, or a loss past all use: which of the two, a last bit decides.
+        assert not broken.final < 1e3 and len(broken.loss) == len(broken.size) == 24
     assert math.isfinite(train("second_moment", "bf16", "plain", 0, steps=24).final)
 
 
