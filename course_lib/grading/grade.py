@@ -224,7 +224,7 @@ class Grader:
         self, assignment: Assignment, spliced: Spliced, run: "_Run", keys: list[str]
     ) -> dict[str, dict[str, Any]]:
         """The judge's verdicts on what a run recorded. To be asked before the next run, which empties the records."""
-        sources = {key: [*spliced.items[key].sources, *spliced.extras] for key in keys}
+        sources = {key: spliced.searched(key) for key in keys}
         ours = [cell.source for cell in spliced.notebook.cells if _facts(cell)["role"] == "ours"]
         return self.judge(assignment).ask(self.seed, run.records, sources, "\n".join(ours))
 

@@ -97,6 +97,16 @@ def test_an_exception_names_the_case_and_the_line(graded: Grade, solved: Any) ->
 
 
 @pytest.mark.slow
+def test_a_forbidden_name_counts_where_the_answer_uses_it(graded: Grade, solved: Any) -> None:
+    """`total` may not call math.fsum: a helper that it does not use may, one that it uses may not."""
+    solved.cells.insert(0, new_code_cell("def other(values):\n    return int(math.fsum(values))"))
+    assert statuses(graded(solved)) == ["passed"] * 4
+    answer(solved, "total", "def total(values):\n    return other(values)")
+    found = graded(solved)
+    assert statuses(found) == ["passed", "failed", "passed", "passed"] and "math.fsum" in message(found, "total")
+
+
+@pytest.mark.slow
 def test_endless_loop_and_dead_kernel_are_their_own_exercises_alone(graded: Grade, solved: Any) -> None:
     answer(solved, "double", "def double(values):\n    while True:\n        pass")
     answer(solved, "total", "import os\ndef total(values):\n    os._exit(0)")
