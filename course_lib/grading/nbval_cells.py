@@ -5,6 +5,7 @@ compared, so that what else a learner's code prints or warns changes nothing. A 
 spares the cells after it, and a flood of output is cut off.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Generator
@@ -25,12 +26,22 @@ POLL = 0.1
 WATCH = 0.5
 OUTPUT_TIMEOUT = 30
 AFTER_INTERRUPT = 5
+START_UP = 30
 MOST_PRINTED = 2 * 2**20
 """Bytes of output that a cell may print."""
+SUBSCRIBED = 0.02
+"""Seconds until a kernel that answered but was not heard to be idle is asked again: our ear was not there yet."""
 A_MESSAGE = 64
 """What each message counts, however little it says."""
 MOST_TOLD = 10_000
 """Characters of an exception, and of a line of its traceback."""
+
+NOT_NEEDED = tuple(
+    word
+    for name in ("unraisableexception", "threadexception", "faulthandler", "junitxml", "doctest", "pastebin")
+    for word in ("-p", f"no:{name}")
+)
+"""Parts of pytest that cost time for each hand-in: the first two collect garbage ten times, a fifth of a second."""
 
 
 class Handle(Protocol):
@@ -68,6 +79,8 @@ class _Run:
     """One notebook's run."""
 
     handle: Handle
+    timeout: float
+    deadline: float
     reports: list[CellReport] = field(default_factory=list)
     started: str | None = None
 
@@ -89,6 +102,19 @@ class WatchedKernel(RunningKernel):  # type: ignore[misc]
         self.replied: dict[str, Any] = {}
         self.forget()
         self._ensure_iopub_up()
+
+    def _ensure_iopub_up(self) -> None:
+        """Ask until what the kernel tells everybody reaches us too. nbval waits a whole second before it asks again."""
+        deadline = time.monotonic() + START_UP
+        while time.monotonic() < deadline:
+            asked = self.kc.kernel_info()
+            try:
+                self.await_reply(asked, timeout=START_UP)
+                self.await_idle(asked, SUBSCRIBED)
+            except Empty:
+                continue
+            return
+        raise RuntimeError(f"the kernel did not answer in {START_UP} seconds")
 
     def forget(self) -> None:
         """A new cell begins."""
@@ -116,18 +142,18 @@ class WatchedKernel(RunningKernel):  # type: ignore[misc]
             timeout = min(timeout, AFTER_INTERRUPT)
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            found = self._next(stream)
+            found = self._next(stream, POLL if end is None else max(0.0, min(POLL, end - time.monotonic())))
             if found is not None:
                 return found
             self._watch()
             if end is not None and time.monotonic() >= end:
                 raise Empty
 
-    def _next(self, stream: str) -> Any:
+    def _next(self, stream: str, patience: float = POLL) -> Any:
         """The next message of a channel, waiting a moment; what the other one says in the meantime is kept."""
         if stream == "iopub" and self._kept:
             return self._kept.popleft()
-        ready = dict(self._pollers[stream].poll(int(POLL * 1000)))
+        ready = dict(self._pollers[stream].poll(int(1000 * patience)))
         if self.kc.iopub_channel.socket in ready:
             self._kept.append(self._counted(self.kc.get_iopub_msg(timeout=0)))
         if stream == "shell" and self.kc.shell_channel.socket in ready:
@@ -203,6 +229,8 @@ class _Plugin:
     def pytest_runtest_setup(self, item: Any) -> None:
         """Forget an earlier timeout: the cells after it count (nbval would expect them to fail)."""
         item.parent.timed_out = False
+        left = _now[-1].deadline - time.monotonic()
+        item.config.option.nbval_cell_timeout = max(1.0, min(_now[-1].timeout, left))
         item.output_timeout = OUTPUT_TIMEOUT
         if item.parent.kernel is not None:
             item.parent.kernel.forget()
@@ -218,6 +246,8 @@ class _Plugin:
             slow = {one.item for one in _now[-1].reports if one.outcome == "timeout" and one.item}
             if len(slow) > 1:  # it may no longer answer at all; what is left runs in kernels of its own
                 item.session.shouldstop = "one exercise after the other takes too long"
+            if time.monotonic() > _now[-1].deadline:
+                item.session.shouldstop = "all cells together took too long"
         return report
 
 
@@ -253,15 +283,20 @@ def _outcome(item: Any, call: Any, report: Any) -> CellReport:
     )
 
 
-def run_cells(path: Path, handle: Handle, timeout: float) -> tuple[list[CellReport], str | None]:
-    """Run the notebook's cells in this kernel; reports in order, and the id of the cell that was begun last."""
-    run = _Run(handle)
+def run_cells(
+    path: Path, handle: Handle, timeout: float, total: float = math.inf
+) -> tuple[list[CellReport], str | None]:
+    """Run the notebook's cells in this kernel; reports in order, and the id of the cell that was begun last.
+
+    `timeout`: seconds that a cell may take; `total`: and all of them. What is not reached by then is in no report.
+    """
+    run = _Run(handle, timeout, time.monotonic() + total)
     _now.append(run)
     settings = path.with_name("pytest.ini")
     settings.write_text("[pytest]\n", encoding="utf-8", newline="\n")
     words = ["-c", str(settings), "--rootdir", str(path.parent), "-p", "no:cacheprovider"]
     words += ["-p", "nbval.plugin", "--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(timeout)]
-    words += ["-p", "no:faulthandler", "-W", "ignore", str(path)]
+    words += ["-W", "ignore", *NOT_NEEDED, str(path)]
     try:
         code = pytest.main(words, plugins=[_Plugin()])
         if code == pytest.ExitCode.USAGE_ERROR or code == pytest.ExitCode.INTERNAL_ERROR:

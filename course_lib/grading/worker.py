@@ -1,11 +1,12 @@
 """A worker: a process that runs spliced notebooks one after the other, each in a new kernel, and lives for many.
 
 `python -m course_lib.grading.worker TIER LIBRARY` answers one JSON line for each on stdin:
-{"notebook": text, "cases": folder or null, "seed": n, "timeout": s, "limits": {...}} ->
+{"notebook": text, "cases": folder or null, "seed": n, "timeout": s, "total": s or null, "limits": {...}} ->
 {"cells": [...], "started": id, "records": folder, "seconds": s, "kernel": s}. The records stay until the next wish.
 """
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -51,7 +52,7 @@ def serve(nursery: Nursery | ColdNursery, wish: dict[str, Any], desk: Path) -> d
     path.write_text(wish["notebook"], encoding="utf-8", newline="\n")
     kernel = nursery.kernel(environment, Limits(**wish["limits"]))
     ready = time.perf_counter() - start
-    cells, started = run_cells(path, kernel, wish["timeout"])
+    cells, started = run_cells(path, kernel, wish["timeout"], wish.get("total") or math.inf)
     if (nursery.room / "records").is_symlink():  # to somewhere on our side of the walls
         (nursery.room / "records").unlink()
     return {

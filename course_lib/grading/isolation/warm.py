@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -207,10 +208,22 @@ class WarmKernel:
             walls=nursery.tier.walls,
             shown=[str(path) for path in [*shown_paths(), nursery.library]],
         )
+        self._until_it_listens()
         self.client = BlockingKernelClient()
         outside: Any = facts | {"ip": str(nursery.room / "k")}
         self.client.load_connection_info(outside)
         self.client.start_channels()
+
+    def _until_it_listens(self) -> None:
+        """A client that calls before the kernel listens would call again only after a tenth of a second."""
+        sockets = [self.nursery.room / f"k-{number}" for number in range(1, len(_PORTS) + 1)]
+        deadline = time.monotonic() + self.nursery.patience
+        looks = 0
+        while not all(path.exists() for path in sockets) and time.monotonic() < deadline:
+            looks += 1
+            if looks % 100 == 0 and not self.alive():
+                return  # whoever asks it first will see that it has gone
+            time.sleep(0.001)
 
     def alive(self) -> bool:
         """Whether the kernel still runs."""
