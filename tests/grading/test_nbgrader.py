@@ -30,6 +30,9 @@ from course_lib.machine import material_dir
 
 ROOT = material_dir()
 SOLUTIONS = sorted((ROOT / "solutions").glob("*.ipynb"))
+STRESS_OF = ("solutions/*.ipynb",)
+SAMPLE = ("01_", "07_", "13_")
+"""One process, ranks, many checks: each run has these through nbgrader's commands, and `stress` has all."""
 STEPS = (LockCells, ClearSolutions, ClearOutput, CheckCellMetadata, ComputeChecksums, ClearHiddenTests)
 STEPS += (ComputeChecksums, CheckCellMetadata)
 
@@ -137,7 +140,13 @@ def test_the_fixture_in_nbgrader(material: Path, fixture_assignment: Assignment,
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", SOLUTIONS, ids=[path.stem for path in SOLUTIONS])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.name.startswith(SAMPLE) else pytest.mark.stress)
+        for path in SOLUTIONS
+    ],
+)
 def test_solutions_get_full_marks_in_nbgrader_and_stubs_none(path: Path, tmp_path: Path) -> None:
     """`course release --nbgrader`, then nbgrader's own commands, on the cases of its configuration's seed."""
     assignment = load_assignment(path)
