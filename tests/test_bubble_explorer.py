@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from explorer_moves import at, press
 from matplotlib.collections import PolyCollection
 
 from course_lib.figures.pipeline import KINDS, held_over_time, legend, timeline_figure
@@ -22,19 +23,6 @@ BUDGET = 0.1
 @pytest.fixture(scope="module")
 def made():
     return bubble_explorer()
-
-
-def press(explorer, label):
-    (preset,) = [p for p in explorer.presets if p.label == label]
-    explorer.set(**{**explorer.defaults, **preset.values})
-    assert not explorer.error
-    return explorer.view
-
-
-def at(explorer, **values):
-    explorer.set(**{**explorer.defaults, **values})
-    assert not explorer.error
-    return explorer.view
 
 
 def numbers(view):

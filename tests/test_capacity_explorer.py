@@ -6,6 +6,7 @@ import re
 import time
 
 import pytest
+from explorer_moves import at, press
 
 from course_lib.errors import ConfigError
 from course_lib.figures.capacity import NOTHING
@@ -25,19 +26,6 @@ BUDGET = 0.1
 @pytest.fixture(scope="module")
 def made():
     return capacity_explorer()
-
-
-def press(explorer, label):
-    (preset,) = [p for p in explorer.presets if p.label == label]
-    explorer.set(**{**explorer.defaults, **preset.values})
-    assert not explorer.error
-    return explorer.view
-
-
-def at(explorer, **values):
-    explorer.set(**{**explorer.defaults, **values})
-    assert not explorer.error
-    return explorer.view
 
 
 # ----------------------------------------------------------------------------------------------------------- the widget

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from explorer_moves import press
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,13 +30,6 @@ H100 = CLUSTERS["H100 nodes"]
 @pytest.fixture(scope="module")
 def made():
     return crossover_explorer()
-
-
-def press(explorer, label):
-    (preset,) = [p for p in explorer.presets if p.label == label]
-    explorer.set(**{**explorer.defaults, **preset.values})
-    assert not explorer.error
-    return explorer.view
 
 
 # ------------------------------------------------------------------------------------------------------- what it uses

@@ -5,6 +5,7 @@ import re
 import time
 
 import pytest
+from explorer_moves import at
 from matplotlib.colors import to_hex
 
 from course_lib.figures.mesh import GROUP_COLORS, group_lines, rank_grid, rank_grid_svg
@@ -19,12 +20,6 @@ GRID = RankGrid(dp=4, tp=2, pp=2, cp=2, ep=4)
 @pytest.fixture(scope="module")
 def made():
     return mesh_explorer()
-
-
-def at(explorer, **values):
-    explorer.set(**{**explorer.defaults, **values})
-    assert not explorer.error
-    return explorer.view
 
 
 def partners(grid, rank):

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from explorer_moves import press
 
 from course_lib.figures import rounding as figures
 from course_lib.figures.rounding_svg import _nice
@@ -27,13 +28,6 @@ def value():
 @pytest.fixture(scope="module")
 def sums():
     return accumulator_explorer()
-
-
-def press(explorer, label):
-    (preset,) = [p for p in explorer.presets if p.label == label]
-    explorer.set(**{**explorer.defaults, **preset.values})
-    assert not explorer.error
-    return explorer.view
 
 
 def numbers_of(view):

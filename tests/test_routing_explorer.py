@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from explorer_moves import at
 from matplotlib.colors import to_hex
 
 from course_lib.figures.routing_svg import GAINED, LOST, TAKEN, Routed, routing_still, routing_svg
@@ -21,12 +22,6 @@ RULES = list(routing.RULES)
 @pytest.fixture(scope="module")
 def made():
     return routing_explorer()
-
-
-def at(explorer, **values):
-    explorer.set(**{**explorer.defaults, **values})
-    assert not explorer.error, explorer.error
-    return explorer.view
 
 
 def example() -> Routed:
