@@ -1,6 +1,5 @@
 """One hand-in graded: read, spliced, run by nbval, judged. A bad one is a row with a status, never an exception."""
 
-import builtins
 import contextlib
 import re
 import time
@@ -16,6 +15,7 @@ from nbformat.v4 import new_output
 
 from course_lib.checks.core import ran
 from course_lib.errors import CourseError, HandInError
+from course_lib.grading.alone import facts, lonely, others_before
 from course_lib.grading.assignment import Assignment, all_assignments, assignment_paths, find_assignment
 from course_lib.grading.handins import HandIn, read_handin
 from course_lib.grading.isolation import restore
@@ -26,7 +26,7 @@ from course_lib.grading.lean import add_checks, write_library
 from course_lib.grading.notebook import course_of
 from course_lib.grading.release import release
 from course_lib.grading.run import CellResult, Runner
-from course_lib.grading.sources import checked_names, defined, used
+from course_lib.grading.sources import checked_names, defined
 from course_lib.grading.splice import Spliced, SplicedItem, splice
 from course_lib.grading.verdict import decide
 from course_lib.machine import work_dir
@@ -195,20 +195,20 @@ class Grader:
         except HandInError as error:
             return Submission(name, "unreadable", flags=(str(error),))
         spliced = splice(assignment, handin)
-        flags = list(spliced.notes)
+        problems = list(spliced.notes)
         if handin.release and handin.release != course_of(release(assignment)).get("hash"):
-            flags.append("it is of another release of these exercises; it was graded against the present one")
+            problems.append("it is of another release of these exercises; it was graded against the present one")
         folder, counts = self.cases(assignment)
         _expect(spliced, counts)
-        left_out: set[str] = set()
-        run = self._run_all(spliced, folder, flags, left_out)
+        run = self._run_all(spliced, folder)
         verdicts = self._judged(assignment, spliced, run, list(spliced.items))
-        items = []
+        problems += run.problems
+        flags, items = list(problems), []
         for key, one in spliced.items.items():
             flags += [f"{key}: {note}" for note in one.notes]
             found = _found(one, run, verdicts[key])
-            if found.status in DOUBTED and _others_before(spliced, key):
-                again = self._alone(assignment, spliced, key, folder, left_out)
+            if found.status in DOUBTED and others_before(spliced, key):
+                again = self._alone(assignment, spliced, key, folder, run.left_out)
                 if again.status == "passed":
                     flags.append(
                         f"{key}: it failed after other answers and passed in a kernel of its own, which counts"
@@ -218,72 +218,69 @@ class Grader:
             items.append(found)
         seconds = time.perf_counter() - start
         whence = assignment.name, handin.release or "", self.seed, self.tier.name
-        return Submission(name, "graded", tuple(items), tuple(flags), *whence, seconds)
+        doubtful = any(one.doubtful for one in spliced.items.values())
+        died = any(item.status == "kernel_died" for item in items)
+        status = "graded_with_problems" if problems or doubtful or died else "graded"
+        return Submission(name, status, tuple(items), tuple(flags), *whence, seconds)
 
     def _judged(
         self, assignment: Assignment, spliced: Spliced, run: "_Run", keys: list[str]
     ) -> dict[str, dict[str, Any]]:
         """The judge's verdicts on what a run recorded. To be asked before the next run, which empties the records."""
         sources = {key: spliced.searched(key) for key in keys}
-        ours = [cell.source for cell in spliced.notebook.cells if _facts(cell)["role"] == "ours"]
+        ours = [cell.source for cell in spliced.notebook.cells if facts(cell)["role"] == "ours"]
         return self.judge(assignment).ask(self.seed, run.records, sources, "\n".join(ours))
 
     def _alone(self, assignment: Assignment, spliced: Spliced, key: str, cases: Path, left_out: set[str]) -> GradedItem:
-        """One exercise in a fresh kernel: our cells, the learner's helpers, its answer, and those it builds on."""
-        wanted = {key, *_built_on(spliced, key)}
-        notebook = deepcopy(spliced.notebook)
-        notebook.cells = [
-            cell
-            for cell in notebook.cells
-            if cell.id not in left_out
-            and (
-                _facts(cell)["item"] in (None, key)
-                or (_facts(cell)["role"] == "answer" and _facts(cell)["item"] in wanted)
-            )
-        ]
-        alone = Spliced(notebook, {key: spliced.items[key]}, spliced.extras, [])
-        run = self._run_all(alone, cases, [], set())
+        """One exercise in a fresh kernel, with what it builds on."""
+        alone, wanted = lonely(spliced, key, left_out)
+        run = self._run_all(alone, cases)
         if key not in run.ended and any(name in run.ended for name in wanted):
             run.ended[key] = next(run.ended[name] for name in wanted if name in run.ended)
         return _found(spliced.items[key], run, self._judged(assignment, alone, run, [key])[key])
 
-    def _run_all(self, spliced: Spliced, cases: Path, flags: list[str], left_out: set[str]) -> "_Run":
-        """Run; when a cell ends the kernel, run again without what did it, so that the other exercises still count.
-
-        `left_out`: gets the ids of the learner's own cells that ended the kernel.
-        """
+    def _run_all(self, spliced: Spliced, cases: Path) -> "_Run":
+        """Run; when a cell ends the kernel, run again without what did it, so that the other exercises still count."""
         notebook = deepcopy(spliced.notebook)
         ended: dict[str, tuple[str, str]] = {}
+        problems: list[str] = []
+        left_out: set[str] = set()
         while True:
             done = self._runner.run(notebook, cases, self.seed, self.timeout)
             fatal = [one for one in done.cells.values() if one.outcome == "died" or one.deaf]
             if not fatal:
-                return _Run(done.cells, ended, done.records)
+                return _Run(done.cells, ended, done.records, problems, left_out)
             culprit = fatal[0]
             status = "timeout" if culprit.deaf else "kernel_died"
             if culprit.role == "extra":
-                flags.append(f"one of its own cells ended the kernel and was left out ({status})")
+                problems.append(f"one of its own cells ended the kernel and was left out ({status})")
                 left_out.add(culprit.cell)
             elif culprit.item is not None and culprit.item not in ended:
                 ended[culprit.item] = status, culprit.message
                 if ended.keys() == spliced.items.keys():
-                    return _Run(done.cells, ended, done.records)
+                    return _Run(done.cells, ended, done.records, problems, left_out)
             else:
-                flags.append("a cell of ours ended the kernel")
-                return _Run(done.cells, {**dict.fromkeys(spliced.items, (status, "")), **ended}, done.records)
+                problems.append("a cell of ours ended the kernel")
+                ended = {**dict.fromkeys(spliced.items, (status, "")), **ended}
+                return _Run(done.cells, ended, done.records, problems, left_out)
             for cell in notebook.cells:
-                facts = _facts(cell)
-                if cell.id == culprit.cell or (culprit.item is not None and facts["item"] == culprit.item):
+                about = facts(cell)
+                if cell.id == culprit.cell or (culprit.item is not None and about["item"] == culprit.item):
                     cell.source, cell.outputs, cell.execution_count = "", [], None
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What came of a notebook's cells, which exercises ended its kernel and how, and the folder of records."""
+    """What came of a notebook's cells, which exercises ended its kernel and how, and the folder of records.
+
+    `problems`: a line for each cell that belongs to no exercise and ended the kernel; `left_out`: the ids of those.
+    """
 
     cells: dict[str, CellResult]
     ended: dict[str, tuple[str, str]]
     records: Path
+    problems: list[str]
+    left_out: set[str]
 
 
 def _found(one: SplicedItem, run: _Run, verdict: dict[str, Any]) -> GradedItem:
@@ -300,45 +297,11 @@ def _found(one: SplicedItem, run: _Run, verdict: dict[str, Any]) -> GradedItem:
     )
 
 
-def _others_before(spliced: Spliced, key: str) -> bool:
-    """Whether another answer, not the stub, ran before this one: only then can a run without it differ."""
-    for cell in spliced.notebook.cells:
-        facts = _facts(cell)
-        if facts["item"] == key and facts["role"] == "check":
-            return False
-        if facts["role"] == "answer" and facts["item"] != key and not spliced.items[facts["item"]].untouched:
-            return True
-    return False
-
-
-def _built_on(spliced: Spliced, key: str) -> set[str]:
-    """The other exercises whose answers this one names, also through the learner's own cells and through each other."""
-    cells = [(_facts(cell), cell.source) for cell in spliced.notebook.cells]
-    learners = [(facts, source) for facts, source in cells if facts["role"] in ("answer", "extra")]
-    names = set().union(*(used(source) for facts, source in cells if facts["item"] == key))
-    given = set(dir(builtins)).union(*(defined(source) for facts, source in cells if facts["role"] == "ours"))
-    found: set[str] = set()
-    taken: set[int] = set()
-    while True:  # who binds `sum` or our `torch` anew has damaged it, and nobody builds on that
-        new = [n for n, (_, source) in enumerate(learners) if n not in taken and defined(source) & (names - given)]
-        if not new:
-            return found - {key}
-        for number in new:
-            facts, source = learners[number]
-            taken.add(number)
-            names |= used(source)
-            found |= {facts["item"]} if facts["item"] else set()
-
-
 def _expect(spliced: Spliced, counts: dict[str, int]) -> None:
     """What each check prints while it is graded: that it ran, no verdict. And the line that goes ahead of it."""
     for cell in spliced.notebook.cells:
-        facts = _facts(cell)
-        if facts["role"] == "check":
-            text = ran(facts["item"], counts[facts["item"]]) + "\n"
+        about = facts(cell)
+        if about["role"] == "check":
+            text = ran(about["item"], counts[about["item"]]) + "\n"
             cell.outputs = [new_output("stream", name="stdout", text=text)]
             cell.source = f"{restore.LINE}\n{cell.source}"
-
-
-def _facts(cell: Any) -> dict[str, Any]:
-    return dict(cell.metadata["course"]["graded"])

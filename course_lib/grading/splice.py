@@ -39,17 +39,24 @@ MOST_PIECES = 6
 
 @dataclass
 class SplicedItem:
-    """One exercise in a hand-in: its learner's sources (empty when missing), whether they are the stub, notes."""
+    """One exercise in a hand-in: its learner's sources (empty when missing), whether they are the stub, notes.
+
+    `doubtful`: it could not be taken as it was handed in, so that a person should look whether these are its sources.
+    """
 
     item: Item
     sources: list[str] = field(default_factory=list)
     untouched: bool = False
     notes: list[str] = field(default_factory=list)
+    doubtful: bool = False
 
 
 @dataclass
 class Spliced:
-    """The notebook to run; cells carry metadata.course.graded = {"role": answer | check | extra | ours, "item": id}."""
+    """The notebook to run; cells carry metadata.course.graded = {"role": answer | check | extra | ours, "item": id}.
+
+    `notes`: what of the file had to be left out; each of them is a problem.
+    """
 
     notebook: NotebookNode
     items: dict[str, SplicedItem]
@@ -57,10 +64,14 @@ class Spliced:
     notes: list[str]
 
     def searched(self, name: str) -> list[str]:
-        """The sources in which a forbidden name counts against an exercise: its own and the helpers that it uses."""
+        """The sources in which a forbidden name counts against an exercise: its own and the helpers that it uses.
+
+        A helper may also stand in another exercise's answer.
+        """
         item = self.items[name]
+        lent = [source for key, other in self.items.items() if key != name for source in other.sources]
         check = next(cell for cell in self.notebook.cells if _is_check(cell, name))
-        return reachable([*item.sources, *self.extras], checked_names(check.source))
+        return reachable([*item.sources, *self.extras], checked_names(check.source), lent)
 
 
 def splice(assignment: Assignment, handin: HandIn) -> Spliced:
@@ -177,6 +188,7 @@ class _Splicer:
         if merged:
             self.answers[name] += [cell for cell in merged if cell not in self.answers[name]]
             self.items[name].notes.append("its answer was found in the cell of another one")
+            self.items[name].doubtful = True
             return
         if found:
             return
@@ -187,6 +199,7 @@ class _Splicer:
         likely = likely or [cell for cell in alike if _likeness(cell.source, stub) > LIKENESS]
         if len(likely) == 1 or (likely and all(parses(cell.source) for cell in likely)):
             self._take(name, likely, "its answer was found by its likeness to the stub")
+            self.items[name].doubtful = True
 
     def _is_any_stub(self, cell: HandInCell) -> bool:
         return any(self._is_stub(name, cell) for name in self.items)

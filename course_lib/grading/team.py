@@ -215,21 +215,8 @@ def _one(grader: Grader, task: Task) -> tuple[Submission, bool]:
         why = " ".join(str(error).split()) or "no reason given"
         return _failed(found, f"the grader failed on it ({type(error).__name__}: {why})"), True
     flags = tuple(flag.replace(str(found.path), found.place) for flag in submission.flags)
-    status = submission.status
-    if status == "graded" and (
-        any(item.status == "kernel_died" for item in submission.items) or any(map(_is_problem, flags))
-    ):
-        status = "graded_with_problems"
-    return replace(submission, status=status, flags=flags, assignment=submission.assignment or found.assignment), False
+    return replace(submission, flags=flags, assignment=submission.assignment or found.assignment), False
 
 
 def _failed(found: Found, reason: str) -> Submission:
     return Submission(found.learner, "unreadable", (), (reason,), found.assignment, found.release)
-
-
-_PROBLEMS = ("was left out", "ended the kernel", "by its likeness", "in the cell of another one", "of another release")
-"""Notes of the grader which say that something could not be graded as it was handed in."""
-
-
-def _is_problem(flag: str) -> bool:
-    return any(words in flag for words in _PROBLEMS)

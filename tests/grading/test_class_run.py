@@ -81,7 +81,8 @@ class Fake:
             GradedItem("double", "90.1", "The double", "passed", score, 1, "fine"),
             GradedItem("total", "90.2", "The total", "kernel_died" if "dies" in text else "passed", 2, 2, "fine"),
         )
-        return Submission(name, "graded", items, (f"{path}: a flag",), NAME)
+        status = "graded_with_problems" if "dies" in text else "graded"
+        return Submission(name, status, items, (f"{path}: a flag",), NAME)
 
 
 @pytest.fixture

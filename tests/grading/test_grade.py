@@ -113,6 +113,7 @@ def test_endless_loop_and_dead_kernel_are_their_own_exercises_alone(graded: Grad
     start = time.monotonic()
     found = graded(solved, timeout=3)
     assert statuses(found) == ["timeout", "kernel_died", "passed", "passed"]
+    assert found.status == "graded_with_problems"
     assert time.monotonic() - start < 120
 
 
@@ -135,7 +136,50 @@ def test_quit_is_its_own_cells_alone_and_input_is_explained(graded: Grade, solve
     found = graded(solved, timeout=3)
     assert statuses(found) == ["kernel_died", "failed", "passed", "passed"]
     assert "input() cannot be used" in message(found, "total")
-    assert "one of its own cells ended the kernel" in " ".join(found.flags)
+    assert "one of its own cells ended the kernel" in " ".join(found.flags) and found.status == "graded_with_problems"
+
+
+def merged(notebook: Any) -> None:
+    cell_of(notebook, "double").source += "\n\n" + cell_of(notebook, "total").source
+    notebook.cells.remove(cell_of(notebook, "total"))
+
+
+def retyped(notebook: Any) -> None:
+    cell = cell_of(notebook, "double")
+    cell.cell_type, cell.metadata, cell.id = "markdown", {}, "other"
+
+
+def with_a_cell_that_is_none(notebook: Any) -> None:
+    notebook.cells.append(5)
+
+
+def of_another_release(notebook: Any) -> None:
+    notebook.metadata["course"]["hash"] = "0" * 12
+
+
+def in_two_cells(notebook: Any) -> None:
+    at = notebook.cells.index(cell_of(notebook, "double"))
+    notebook.cells.insert(at, new_code_cell("helper = 1", metadata=dict(cell_of(notebook, "double").metadata)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("edit", "status", "flag"),
+    [
+        (merged, "graded_with_problems", "in the cell of another one"),
+        (retyped, "graded_with_problems", "by its likeness"),
+        (with_a_cell_that_is_none, "graded_with_problems", "was left out"),
+        (of_another_release, "graded_with_problems", "of another release"),
+        (in_two_cells, "graded", "stood in 2 cells"),
+    ],
+)
+def test_a_problem_is_told_from_a_note(
+    graded: Grade, solved: Any, edit: Callable[[Any], None], status: str, flag: str
+) -> None:
+    """All of them keep their points; where a person should look, the row says so."""
+    edit(solved)
+    found = graded(solved)
+    assert found.score == 10 and found.status == status and flag in " ".join(found.flags), found.flags
 
 
 @pytest.mark.slow
