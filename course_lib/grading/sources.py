@@ -6,16 +6,28 @@ import symtable
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["calls_only", "checked_names", "clean", "defined", "joined", "needed", "parses", "reachable", "same", "used"]
+__all__ = [
+    "calls_only",
+    "checked_names",
+    "clean",
+    "defined",
+    "joined",
+    "needed",
+    "parses",
+    "plain",
+    "reachable",
+    "same",
+    "used",
+]
 
-_NBVAL = re.compile(r"^\s*#+\s*(NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.MULTILINE)
-_ROUGH = re.compile(r"^(?:async\s+def|def|class)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
+_NBVAL = re.compile(r"NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT")
+_ROUGH = re.compile(r"^(?:async[ \t]+def|def|class)[ \t]+(\w+)|^(\w+)[ \t]*(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 _OURS = ("check", "hint")
 
 
 def clean(source: str) -> str:
     """Without whole-line nbval comments and without calls of `check` and `hint` at the top level; line numbers stay."""
-    source = _NBVAL.sub("", source)
+    source = "\n".join(_unmarked(line) for line in source.split("\n"))
     tree = _parse(source)
     if tree is None:
         return source
@@ -26,6 +38,14 @@ def clean(source: str) -> str:
             if not others:
                 lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     return "\n".join(lines)
+
+
+def _unmarked(line: str) -> str:
+    """A line without comments that nbval hears. It also ends a line where Python does not, as at a form feed."""
+    parts = line.splitlines()
+    if not any(part.strip().startswith("#") and _NBVAL.fullmatch(part.strip().lstrip("#").strip()) for part in parts):
+        return line
+    return "" if len(parts) == 1 else _NBVAL.sub("", line)
 
 
 def calls_only(source: str) -> bool:
@@ -101,32 +121,66 @@ def joined(sources: Sequence[str]) -> str | None:
     return whole if parses(whole) else None
 
 
-def reachable(sources: Sequence[str], start: set[str]) -> list[str]:
-    """Sources without the functions that neither the names in `start` nor any other line speaks of.
+def reachable(sources: Sequence[str], start: set[str], lent: Sequence[str] = ()) -> list[str]:
+    """Sources without the functions that neither the names in `start` nor any other line speaks of, as plain Python.
 
-    A word in a text counts as speaking of it. What does not parse stays whole.
+    `lent`: more sources, of which only what is spoken of counts. A word in a text counts as speaking of it. What does
+    not parse stays whole, and all does where a line may reach any name (`globals()`).
     """
+    sources, lent = list(map(plain, sources)), list(map(plain, lent))
     trees = [_parse(source) for source in sources]
-    definitions = [node for tree in trees if tree for node in tree.body if _plain(node)]
-    if not start or not definitions:
-        return list(sources)
+    own = [node for tree in trees if tree for node in tree.body if _plain(node)]
+    gifts = [gift for source in lent for gift in _gifts(source)]
+    if any(tree and _reaches_all(tree) for tree in [*trees, *map(_parse, lent)]):
+        return [*sources, *lent]
     words = set(start)
     for tree, source in zip(trees, sources, strict=True):
-        words |= _words(*(node for node in tree.body if not _plain(node))) if tree else used(source)
-    left = list(definitions)
-    while more := [node for node in left if node.name in words]:  # type: ignore[attr-defined]
-        left = [node for node in left if node not in more]
-        words |= _words(*more)
-    dropped = set(left)
+        words |= _words(*(node for node in tree.body if start and not _plain(node))) if tree else used(source)
+    left: list[tuple[str, ast.AST]] = [(node.name, node) for node in own] + gifts  # type: ignore[attr-defined]
+    while more := [one for one in left if one[0] in words]:
+        left = [one for one in left if one[0] not in words]
+        words |= _words(*(node for _, node in more))
+    dropped = {id(node) for _, node in left}
     found = []
     for tree, source in zip(trees, sources, strict=True):
         lines = source.split("\n")
-        for node in tree.body if tree else []:
+        for node in tree.body if tree and start else []:
             alone = not any(other is not node and _share_a_line(node, other) for other in tree.body)  # type: ignore[union-attr]
-            if node in dropped and node.end_lineno is not None and alone:
+            if id(node) in dropped and node.end_lineno is not None and alone:
                 lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
         found.append("\n".join(lines))
+    return [*found, *(ast.unparse(node) for _, node in gifts if id(node) not in dropped)]
+
+
+def _gifts(source: str) -> list[tuple[str, ast.AST]]:
+    """What another cell may use of a cell, by name: its functions, classes, imports, and what it binds."""
+    tree = _parse(source)
+    found: list[tuple[str, ast.AST]] = []
+    for node in tree.body if tree else []:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.append((node.name, node))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for one in node.names:
+                single = ast.Import([one]) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, [one], 0)
+                found.append(((one.asname or one.name).split(".")[0], single))
+        else:
+            found += [(name, node) for name in defined(ast.unparse(node))]
     return found
+
+
+_ANY_NAME = {"globals", "locals", "vars", "eval", "exec", "get_ipython", "__builtins__"}
+_ANY_PART = {"__dict__", "__globals__", "f_globals", "f_locals", "user_ns", "modules"}
+
+
+def _reaches_all(tree: ast.Module) -> bool:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in _ANY_NAME:
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in _ANY_PART:
+            return True
+        if "__main__" in (getattr(node, "name", None), getattr(node, "value", None)):
+            return True
+    return False
 
 
 def _plain(node: ast.stmt) -> bool:
@@ -159,16 +213,60 @@ def _essence(source: str) -> list[str]:
     return [line for line in lines if line and not line.lstrip().startswith("#")]
 
 
+_ASIDE = re.compile(r"(\s*)(?:([\w.,\[\] \t]+=\s*)?[%!]|\?{1,2}[\w.*]|[\w.*]+\?{1,2}\s*$)")
+_TIMED = re.compile(r"(\s*)%(?:time|timeit|prun|memit|lprun)\s+(?:-\w+(?:[ \t]+\d+)?[ \t]+)*(.*)")
+_OTHER = re.compile(
+    r"\s*%%(?:!|(?:bash|sh|script|cmd|system|sx|html|HTML|javascript|js|latex|markdown|svg|SVG|perl|ruby|pypy|writefile|file)\b)"
+)
+
+
+def plain(source: str) -> str:
+    """A cell as Python alone, line by line: what IPython reads otherwise (`%time f()`, `!ls`, `f?`) in other words."""
+    if _tree(source) is not None:
+        return source
+    lines = source.split("\n")
+    for number, line in enumerate(lines):
+        aside, timed = _ASIDE.match(line), _TIMED.match(line)
+        if timed and _tree(timed[2]) is not None:
+            lines[number] = timed[1] + timed[2]
+        elif aside:
+            indent = aside[1] or ""
+            lines[number] = f"{indent}{aside[2]}None" if aside[2] else f"{indent}pass" if indent else ""
+    return "\n".join(lines)
+
+
 def _blank(source: str) -> str:
-    return "\n".join("" if re.match(r"\s*[%!]", line) else line for line in source.split("\n"))
+    """As `plain`; nothing of a cell that is no Python at all (`%%bash`)."""
+    return "" if _OTHER.match(source) else plain(source)
 
 
-@lru_cache(maxsize=4096)
-def _parse(source: str) -> ast.Module | None:
+def _tree(source: str) -> ast.Module | None:
     try:
-        return ast.parse(_blank(source))
+        return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def _parse(source: str) -> ast.Module | None:
+    return _few(source) if len(source) > LARGE else _many(source)
+
+
+LARGE = 10_000
+"""From how many characters on a tree is too large to keep more than a few."""
+
+
+@lru_cache(maxsize=1024)
+def _many(source: str) -> ast.Module | None:
+    return _read(source)
+
+
+@lru_cache(maxsize=4)
+def _few(source: str) -> ast.Module | None:
+    return _read(source)
+
+
+def _read(source: str) -> ast.Module | None:
+    return _tree(_blank(source))
 
 
 def _is_ours(node: ast.stmt) -> bool:

@@ -14,7 +14,14 @@ from grading_fixture import ANSWERS, CHECKS, answer, right, solution
 from course_lib.grading import assignment as assignment_room
 from course_lib.grading import bundle, cli, grade, release, syllabus
 from course_lib.grading.assignment import Assignment, load_assignment
+from course_lib.grading.grade import Grader, Submission
+from course_lib.grading.isolation.tiers import TIERS, best_tier, works
+from course_lib.grading.isolation.warm import Limits
 from course_lib.grading.release import write_release
+
+SMALL = Limits(file=8 * 2**20, disk=24 * 2**20, resident=2**30, processes=24, memory=6 * 2**30)
+EVERY_TIER = ["best", *(pytest.param(name, marks=pytest.mark.stress) for name in TIERS)]
+"""The best tier of this machine in every run; the others with the large counts, with a sample of them in `test`."""
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +74,28 @@ def hand_in(tmp_path: Path) -> Callable[[Any], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="module", params=EVERY_TIER)
+def tier_grader(request: pytest.FixtureRequest, fixture_assignment: Assignment) -> Iterator[Grader]:
+    """One grader a module and tier, with limits that are soon reached."""
+    best = best_tier().name
+    name = best if request.param == "best" else request.param
+    if request.param == best:
+        pytest.skip("this is the best tier, which ran already")
+    if not works(name):
+        pytest.skip(f"{name} does not work on this machine")
+    with Grader(tier=TIERS[name], limits=SMALL, timeout=20) as grader:
+        yield grader
+
+
+@pytest.fixture
+def graded(
+    tier_grader: Grader, hand_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Submission]:
+    def grade(notebook: Any, timeout: float = 20) -> Submission:
+        monkeypatch.setattr(tier_grader, "timeout", timeout)
+        path = hand_in(notebook)
+        return tier_grader.grade(str(path), path)
+
+    return grade

@@ -4,7 +4,7 @@ Each trick is tried where the answer is wrong; in none may the exercise count. C
 so a trick can at best forge a record, and for that it would have to know what is right.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 from grading_fixture import answer, cell_of
 from nbformat.v4 import new_code_cell
 
-from course_lib.grading.assignment import Assignment
 from course_lib.grading.grade import Grader
 
 pytestmark = pytest.mark.slow
@@ -118,34 +117,34 @@ TRICKS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def grader(fixture_assignment: Assignment) -> Iterator[Grader]:
-    with Grader(timeout=20) as found:
-        yield found
+ONLY_BEHIND_WALLS = ("its parent",)
+"""What would be done to this machine."""
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_trick_is_no_points(grader: Grader, released: Any, hand_in: Callable[..., Path], trick: str) -> None:
+def test_a_trick_is_no_points(tier_grader: Grader, released: Any, hand_in: Callable[..., Path], trick: str) -> None:
     """Neither for this exercise nor for the untouched ones. The text says no more than what a learner may know."""
+    if trick in ONLY_BEHIND_WALLS and not tier_grader.tier.walls:
+        pytest.skip("this tier has no walls")
     answer(released, "double", TRICKS[trick] + ("" if TRICKS[trick].endswith("#") else WRONG))
-    found = grader.grade("x", hand_in(released))
+    found = tier_grader.grade("x", hand_in(released))
     assert found.score == 0 and not [one for one in found.items if one.status == "passed"], found.items
     assert "root:" not in " ".join(one.message for one in found.items)
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_cell_of_its_own_forges_no_more(
-    grader: Grader, released: Any, hand_in: Callable[..., Path], where: str
+    tier_grader: Grader, released: Any, hand_in: Callable[..., Path], where: str
 ) -> None:
     """All the tricks that leave a kernel alive, in extra cells."""
     answer(released, "double", WRONG.strip())
     cell = new_code_cell(TRICKS["the check is another"] + "\n" + TRICKS["exercises say passed"])
     released.cells.insert(released.cells.index(cell_of(released, "double")) + (where == "after"), cell)
-    assert grader.grade("x", hand_in(released)).score == 0
+    assert tier_grader.grade("x", hand_in(released)).score == 0
 
 
 def test_the_tricks_are_caught_by_the_judge_and_not_by_luck(
-    grader: Grader, solved: Any, hand_in: Callable[..., Path]
+    tier_grader: Grader, solved: Any, hand_in: Callable[..., Path]
 ) -> None:
     """The same hand-in with right answers has its points."""
-    assert grader.grade("x", hand_in(solved)).score == 10
+    assert tier_grader.grade("x", hand_in(solved)).score == 10

@@ -49,7 +49,7 @@ assert not found, found
 """
 
 
-@pytest.fixture(scope="module", params=["bwrap", "unshare", "process"])
+@pytest.fixture(scope="module", params=list(TIERS))
 def grader(request: pytest.FixtureRequest, fixture_assignment: Assignment) -> Iterator[Grader]:
     if not works(request.param):
         pytest.skip(f"{request.param} does not work on this machine")
