@@ -216,7 +216,8 @@ def _amount(run: RunSpec) -> Amount:
 
 def _flops(run: RunSpec) -> Flops:
     tokens, model = run.data.tokens, run.model
-    counted = flops.step_flops(model, run.data.sequence, tokens / run.data.sequence, recompute=run.layout.recompute)
+    sequences, stops = tokens / run.data.sequence, run.assume.recompute_stops_early
+    counted = flops.step_flops(model, run.data.sequence, sequences, recompute=run.layout.recompute, stops_early=stops)
     rule = flops.six_nd(sizes.active(model), tokens)
     looked_up = flops.six_nd((0 if model.tied else model.vocab * model.width) + model.positions * model.width, tokens)
     scores = counted.parts["attention_scores"]

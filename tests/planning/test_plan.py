@@ -98,6 +98,7 @@ def test_presets_have_a_plan_that_agrees_with_itself(name):
     assert save.goodput == pytest.approx(save.goodput_first_order, abs=0.01)
     if not time.assumed:
         assert (time.step_seconds, time.mfu) == (made.step.seconds, made.step.mfu)
+    assert made.step.hfu / made.step.mfu == pytest.approx(made.flops.hardware / made.flops.exact)  # both count alike
     severities = [risk.severity for risk in made.risks]
     assert severities == sorted(severities, reverse=True)
 
