@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
+from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
 from course_lib.checks.core import ran
@@ -25,16 +26,18 @@ from course_lib.grading.judge import Judge
 from course_lib.grading.lean import add_checks, write_library
 from course_lib.grading.notebook import course_of
 from course_lib.grading.release import release
-from course_lib.grading.run import CellResult, Runner
+from course_lib.grading.run import CellResult, Ran, Runner
 from course_lib.grading.sources import checked_names, defined
 from course_lib.grading.splice import Spliced, SplicedItem, splice
 from course_lib.grading.verdict import decide
 from course_lib.machine import work_dir
 
-__all__ = ["GRADING_SEED", "GradedItem", "Grader", "Submission", "assignment_of", "handin_paths"]
+__all__ = ["GRADING_SEED", "GradedItem", "Grader", "Observer", "Submission", "assignment_of", "handin_paths"]
 
 GRADING_SEED = 20_611
 """The cases of a grading are other ones than those in a learner's notebook, which has seed 0."""
+
+Observer = Callable[[NotebookNode, Ran], None]
 
 STATUSES = ("passed", "failed", "not_attempted", "missing", "timeout", "kernel_died")
 
@@ -138,6 +141,8 @@ class Grader:
 
     with Grader(seed=..., timeout=...) as grader:
         submission = grader.grade("smith", Path("smith/03.ipynb"))
+
+    `observer`: is told of every notebook that was run for a hand-in, and of what came of it.
     """
 
     def __init__(
@@ -146,10 +151,11 @@ class Grader:
         timeout: float = 60,
         tier: Tier | None = None,
         limits: Limits | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.seed = GRADING_SEED if seed is None else seed
         self.timeout, self.tier = timeout, tier or best_tier()
-        self._limits = limits
+        self._limits, self._observer = limits, observer
         self._stack = contextlib.ExitStack()
         self._judges: dict[str, Judge] = {}
         self._cases: dict[str, tuple[Path, dict[str, int]]] = {}
@@ -247,6 +253,8 @@ class Grader:
         left_out: set[str] = set()
         while True:
             done = self._runner.run(notebook, cases, self.seed, self.timeout)
+            if self._observer is not None:
+                self._observer(notebook, done)
             fatal = [one for one in done.cells.values() if one.outcome == "died" or one.deaf]
             if not fatal:
                 return _Run(done.cells, ended, done.records, problems, left_out)

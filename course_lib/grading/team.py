@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from nbformat import NotebookNode
+
 from course_lib.errors import CourseError
 from course_lib.grading.collect import Found
 from course_lib.grading.grade import GRADING_SEED, Grader, Submission
@@ -54,19 +56,14 @@ class Task:
 Done = tuple[Task, Submission, list[dict[str, Any]], bool]
 
 
-class _Watched:
-    """A worker's runner that also notes what was run of the learner's, and what came of it."""
+class _Record:
+    """What was run of a learner's, and what came of it: a grader's observer."""
 
-    def __init__(self, runner: Any) -> None:
-        self._runner = runner
-        self.record: list[dict[str, Any]] = []
+    def __init__(self) -> None:
+        self.runs: list[dict[str, Any]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def run(self, notebook: Any, *args: Any, **kwargs: Any) -> Ran:
+    def __call__(self, notebook: NotebookNode, done: Ran) -> None:
         sources = {cell.id: cell.source for cell in notebook.cells if cell.cell_type == "code"}
-        done: Ran = self._runner.run(notebook, *args, **kwargs)
         cells = []
         for one in done.cells.values():
             if one.role != "ours":
@@ -75,8 +72,7 @@ class _Watched:
                 if one.printed:
                     facts["printed"] = one.printed[:PRINTED]
                 cells.append(facts)
-        self.record.append({"seconds": round(done.seconds, 3), "cells": cells})
-        return done
+        self.runs.append({"seconds": round(done.seconds, 3), "cells": cells})
 
 
 class _Member:
@@ -184,7 +180,7 @@ def _work(pipe: Any, close: Sequence[Any], setting: Setting) -> None:
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # Ctrl-C is the parent's: it lets the hand-in in progress come to its end
     grader: Grader | None = None
-    chapter = ""
+    chapter, record = "", _Record()
     with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             task = pipe.recv()
@@ -193,17 +189,16 @@ def _work(pipe: Any, close: Sequence[Any], setting: Setting) -> None:
                 stack.close()
             if grader is None:
                 try:
-                    grader = stack.enter_context(Grader(setting.seed, setting.timeout, setting.tier))
+                    grader = stack.enter_context(Grader(setting.seed, setting.timeout, setting.tier, observer=record))
                 except CourseError as error:
                     pipe.send(CourseError(str(error)))
                     return
-                grader._runner = watched = _Watched(grader._runner)  # type: ignore[assignment]
-            watched.record = []
+            record.runs = []
             row, failed = _one(grader, task)
             if failed:
                 grader = None
                 stack.close()
-            pipe.send((row, watched.record, failed))
+            pipe.send((row, record.runs, failed))
 
 
 def _one(grader: Grader, task: Task) -> tuple[Submission, bool]:

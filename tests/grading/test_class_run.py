@@ -23,6 +23,7 @@ import pytest
 from grading_fixture import answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nbformat.v4 import new_code_cell, new_notebook
 
 from course_lib.errors import CourseError
 from course_lib.grading import class_run, team
@@ -31,10 +32,11 @@ from course_lib.grading.class_cli import ProgressBar, results_folder
 from course_lib.grading.class_run import Setting, run_class
 from course_lib.grading.cli import grade_main
 from course_lib.grading.collect import Collected, collect
-from course_lib.grading.grade import GradedItem, Submission
+from course_lib.grading.grade import GradedItem, Observer, Submission
 from course_lib.grading.isolation.tiers import TIERS
 from course_lib.grading.journal import Journal
 from course_lib.grading.records import record_path
+from course_lib.grading.run import CellResult, Ran
 
 NAME = "90_fixture"
 QUICK = Setting(jobs=2, tier=TIERS["plain"])
@@ -58,8 +60,8 @@ class Fake:
     log = Path()
     points: ClassVar[dict[str, float]] = {}
 
-    def __init__(self, *_: Any) -> None:
-        self._runner = None
+    def __init__(self, *_: Any, observer: Observer) -> None:
+        self.observer = observer
 
     def __enter__(self) -> "Fake":
         return self
@@ -76,6 +78,9 @@ class Fake:
             raise ZeroDivisionError("oops")
         if "slow" in text:
             time.sleep(0.3)
+        cell = new_code_cell("x = 1", id="one")
+        ran = CellResult("one", "answer", "double", "passed", None, "", 0.5, printed="p" * 5000)
+        self.observer(new_notebook(cells=[cell]), Ran({"one": ran}, path, 1.0))
         score = Fake.points.get(name, 1.0)
         items = (
             GradedItem("double", "90.1", "The double", "passed", score, 1, "fine"),
@@ -132,6 +137,9 @@ def test_one_bad_hand_in_is_one_row(fake: type[Fake], handins: Callable[..., Pat
     assert "ended the grader (exit 3)" in rows["fay"].flags[0]
     assert "ZeroDivisionError: oops" in rows["bob"].flags[0] and rows["eve"].flags == ("eve.ipynb: is an empty file",)
     assert rows["ann"].flags == ("ann.ipynb: a flag",) and list(rows) == sorted(rows)
+    (run,) = json.loads(record_path(tmp_path / "out", "ann", NAME).read_text(encoding="utf-8"))["runs"]
+    cell = {"cell": "one", "role": "answer", "item": "double", "outcome": "passed", "seconds": 0.5}
+    assert run == {"seconds": 1.0, "cells": [{**cell, "printed": "p" * 4000, "source": "x = 1"}]}
     assert not multiprocessing.active_children() and len(threading.enumerate()) == threads
 
 
