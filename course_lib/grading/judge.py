@@ -7,16 +7,14 @@ it lays out a seed's cases as data, or judges what a kernel left.
 import importlib
 import json
 import os
-import queue
-import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from course_lib.checks.core import Exercise, PackError, forbidden_in_source, judge_record, read_packed, write_packed
 from course_lib.errors import CourseError
+from course_lib.grading.child import Child
 
 __all__ = ["Judge", "main"]
 
@@ -26,17 +24,18 @@ class Judge:
 
     def __init__(self, module: str, timeout: float = 120) -> None:
         self.module, self.timeout = module, timeout
-        self._answers: queue.Queue[str] = queue.Queue()
-        self._process: subprocess.Popen[str] | None = None
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        environment.pop("COURSE_GRADE_DIR", None)
+        self._child = Child([sys.executable, "-m", "course_lib.grading.judge", module], env=environment)
 
     def __enter__(self) -> "Judge":
-        self._start()
+        self._child.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self._child.stop()
 
     def ask(self, seed: int, records: Path, sources: dict[str, list[str]], context: str) -> dict[str, dict[str, Any]]:
         """For each exercise id {"status", "line", "message", "misconception", "case", "record"}.
@@ -44,7 +43,9 @@ class Judge:
         `sources`: the learner's cells for each exercise, for the search for forbidden names; `context`: our own cells.
         CourseError when the judge cannot be started. What it cannot judge in time has failed.
         """
-        answer = self._send({"seed": seed, "records": str(records), "sources": sources, "context": context})
+        answer = self._child.insist(
+            {"seed": seed, "records": str(records), "sources": sources, "context": context}, self.timeout
+        )
         if answer:
             return answer
         message = "what came back could not be judged in time"
@@ -52,62 +53,12 @@ class Judge:
 
     def lay_out(self, seed: int, folder: Path) -> dict[str, int]:
         """Write the cases of every exercise for this seed into a folder, as data; how many each has. CourseError."""
-        answer = self._send({"seed": seed, "lay_out": str(folder)})
+        answer = self._child.insist({"seed": seed, "lay_out": str(folder)}, self.timeout)
         if not answer:
             raise CourseError(
                 f"{self.module}: its cases for seed {seed} could not be made; is the chapter's check broken?"
             )
         return answer
-
-    def _send(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One answer; {} when two tries gave none."""
-        for _ in range(2):
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            assert self._process is not None and self._process.stdin is not None
-            try:
-                self._process.stdin.write(json.dumps(request) + "\n")
-                self._process.stdin.flush()
-                answer = self._answers.get(timeout=self.timeout)
-            except (OSError, queue.Empty):
-                self._stop()
-                continue
-            if answer:
-                return dict(json.loads(answer))
-            self._stop()
-        return {}
-
-    def _start(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        environment.pop("COURSE_GRADE_DIR", None)
-        self._answers = queue.Queue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "course_lib.grading.judge", self.module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            env=environment,
-        )
-        threading.Thread(target=self._listen, args=(self._process, self._answers), daemon=True).start()
-
-    @staticmethod
-    def _listen(process: subprocess.Popen[str], answers: "queue.Queue[str]") -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            answers.put(line)
-        answers.put("")
-
-    def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
 
 
 def _verdict(status: str, message: str, **more: Any) -> dict[str, Any]:
