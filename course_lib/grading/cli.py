@@ -1,14 +1,20 @@
 """The commands `grade`, `release`, `execute`, `hint` and `syllabus`: arguments in, exit code out."""
 
 import argparse
+import contextlib
 import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from course_lib.errors import CourseError
 from course_lib.grading.release_cli import release_main, syllabus_main
 from course_lib.machine import material_dir, work_dir
+
+if TYPE_CHECKING:
+    from course_lib.grading.grade import Submission
+    from course_lib.grading.isolation.tiers import Tier
 
 __all__ = ["execute_main", "grade_main", "hint_main", "release_main", "syllabus_main"]
 
@@ -22,10 +28,15 @@ def grade_main(argv: list[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="course grade",
-        description="Grade exercise notebooks: your own (by chapter number, or all of them), or those of a class.",
+        description="Grade exercise notebooks: your own (by chapter number, or all of them), or those of a class. "
+        "What passes in your own ones is marked on the map that `course progress` draws; checks in a notebook mark "
+        "nothing there.",
     )
     parser.add_argument(
-        "handins", nargs="*", metavar="PATH-OR-CHAPTER", help="a notebook, a chapter number, or a class's folder"
+        "handins",
+        nargs="*",
+        metavar="PATH-OR-CHAPTER",
+        help="a chapter number, a notebook, or a class's folder; nothing: all of work/exercises",
     )
     parser.add_argument("--json", metavar="OUT", help="write the result as JSON to a file; - for stdout")
     parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds a cell may take (60)")
@@ -40,45 +51,72 @@ def grade_main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if not options.timeout > 0:
         parser.error("--timeout must be above 0")
-    classroom = is_class(options)
+    from course_lib.grading import own
+
+    others = [one for one in options.handins if not own.is_own_folder(one)]
+    classroom = is_class(argparse.Namespace(**{**vars(options), "handins": others}))
     if classroom and not options.handins:
         parser.error("name the folder or the .zip with the hand-ins")
-    from course_lib.grading.grade import Grader, handin_paths
     from course_lib.grading.isolation.tiers import best_tier, tier_named
-    from course_lib.grading.progress import keep_progress
-    from course_lib.grading.report import as_json, text_report
+    from course_lib.grading.report import as_json
     from course_lib.grading.reports_cli import write_own
+    from course_lib.grading.table import write_file
 
     names = options.handins or [str(work_dir() / "exercises")]
-    if not options.handins and not Path(names[0]).is_dir():
+    if not options.handins and not any(Path(names[0]).glob("*.ipynb")):
         raise CourseError(f"{names[0]}: there are no exercises yet; `python3 start.py lab` copies them there")
+    places = [] if classroom else own.own_places(names)
     tier = tier_named(options.isolation) if options.isolation else best_tier()
     if options.require_isolation and not tier.walls:
         raise CourseError(f"--require-isolation: this machine offers only {tier.name!r} ({tier.what})")
     out = sys.stderr if options.json == "-" else sys.stdout
-    print(f"isolation: {tier.name} ({tier.what})", file=out)
+    print(f"isolation: {tier.name} ({tier.what})", file=out, flush=True)
     if classroom:
         return class_main(options, tier, options.results or results_folder(work_dir(), options.handins), out)
-    submissions = []
-    places = handin_paths(names)
-    with Grader(options.seed, options.timeout, tier) as grader:
-        for name, path in places:
-            if sys.stderr.isatty():
-                print(f"grading {name} ...", file=sys.stderr, end="\r", flush=True)
-            submissions.append(grader.grade(name, path))
-            print(text_report(submissions[-1]), file=out, flush=True)
-    for line in (*write_own(options, submissions), *keep_progress(submissions, [path for _, path in places])):
+    submissions = _grade_own(options, places, tier, out)
+    for line in write_own(options, submissions):
         print(line, file=out)
     result = json.dumps(as_json(submissions), indent=1, ensure_ascii=False) + "\n"
     if options.json == "-":
         sys.stdout.write(result)
     elif options.json:
-        Path(options.json).write_text(result, encoding="utf-8", newline="\n")
+        write_file(Path(options.json), result)
     graded = [one for one in submissions if one.status.startswith("graded")]
     if not graded:
         return 2
     passed = all(item.status == "passed" for one in graded for item in one.items)
     return 0 if passed and len(graded) == len(submissions) else 1
+
+
+def _grade_own(
+    options: argparse.Namespace, places: list[tuple[str, Path]], tier: "Tier", out: TextIO
+) -> list["Submission"]:
+    """Grade a learner's own notebooks, report each, and keep each as progress at once: a later one may be stopped."""
+    from course_lib.grading import own
+    from course_lib.grading.grade import GRADING_SEED, Grader
+    from course_lib.grading.progress import keep_progress, kept_line
+    from course_lib.grading.report import nothing_tried, text_report
+
+    submissions = []
+    notes: dict[str, None] = {}
+    seed = GRADING_SEED if options.seed is None else options.seed
+    with contextlib.ExitStack() as stack:
+        grader: Grader | None = None
+        for name, path in places:
+            one = own.not_there(name, path) or own.not_begun(name, path, seed, tier.name)
+            if one is None:
+                with own.Alive(f"grading {name}" if grader else f"starting the grader for {name}"):
+                    grader = grader or stack.enter_context(Grader(options.seed, options.timeout, tier))
+                    one = grader.grade(name, path)
+            submissions.append(one)
+            if nothing_tried(one) and len(places) > 1:
+                print(f"{name}: nothing attempted yet, 0 of {one.max_score:g} points", file=out, flush=True)
+            else:
+                print(text_report(one, 1200, 80, own.has_hints(one)), file=out, flush=True)
+            notes.update(dict.fromkeys(keep_progress([one], [path])))
+    for line in (*notes, *kept_line(places)):
+        print(line, file=out)
+    return submissions
 
 
 def execute_main(argv: list[str]) -> int:
@@ -125,14 +163,15 @@ def hint_main(argv: list[str]) -> int:
     parser.add_argument("exercise", help="its place (03.2) or its id (unequal-tokens)")
     parser.add_argument("--level", type=int, choices=(1, 2, 3), default=1, help="how much to tell (1)")
     options = parser.parse_args(argv)
-    from course_lib.grading.assignment import find_item
+    from course_lib.grading.own import exercise_named
+    from course_lib.grading.report import to_type
 
-    _, item = find_item(options.exercise)
+    item = exercise_named(options.exercise)
     if not item.hints:
         raise CourseError("this copy of the course was given out without hints: ask whoever gave it to you")
     print(f"{item.position} {item.title} ({item.id})")
     for number, hint in enumerate(item.hints[: options.level], start=1):
         print(f"hint {number} of {len(item.hints)}: {hint}")
     if options.level < len(item.hints):
-        print(f"More: course hint {options.exercise} --level {options.level + 1}")
+        print(f"More: {to_type(f'hint {item.position} --level {options.level + 1}')}")
     return 0

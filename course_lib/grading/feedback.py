@@ -8,6 +8,7 @@ from typing import Any
 
 from course_lib.grading.grade import GradedItem, Submission
 from course_lib.grading.pages import render
+from course_lib.grading.report import ahead, nothing_tried, to_type
 from course_lib.grading.sheets import Course, outcome, plain, reason, sheets
 from course_lib.grading.table import write_file
 
@@ -66,7 +67,7 @@ def _part(one: Submission, title: str, course: Course, classroom: bool) -> dict[
     assignment = course.assignment(one.assignment)
     hinted = {item.id for item in assignment.items if item.hints} if assignment else set()
     items = [_item(item, course, item.id in hinted) for item in one.items]
-    ahead = next((found for found in items if found["kind"] != "passed"), None)
+    onward = ahead(one.items)
     notes = [] if classroom or not one.items else [plain(flag, 400) for flag in one.flags]
     if one.items and one.status != "graded" and classroom:
         notes = ["something in this notebook could not be graded as it was; ask whoever graded it"]
@@ -76,10 +77,10 @@ def _part(one: Submission, title: str, course: Course, classroom: bool) -> dict[
         "title": title if one.items or one.assignment else one.name.replace("\\", "/").rpartition("/")[2],
         "one": one,
         "exercises": items,
-        "ahead": ahead,
+        "ahead": next((found for found in items if found["item"] is onward), None),
         "notes": notes,
         "reason": "" if one.items else reason(one),
-        "cases": whose_cases(one),
+        "cases": "nothing attempted yet" if nothing_tried(one) else whose_cases(one),
     }
 
 
@@ -92,7 +93,7 @@ def _item(item: GradedItem, course: Course, hinted: bool) -> dict[str, Any]:
         "tone": _TONE.get(kind, "bad"),
         "message": plain(item.message, 4000) if item.status != "passed" or kind != "passed" else "",
         "belief": belief,
-        "hint": hinted and kind != "passed",
+        "hint": to_type(f"hint {item.position}") if hinted and kind != "passed" else "",
     }
 
 
@@ -124,7 +125,7 @@ _PAGE = """{% extends "base" %}
 {% if found.belief %}<p>It looks as if you took this to be so: <em>{{ found.belief }}</em>
  <code>[{{ found.item.misconception }}]</code></p>
 {% endif %}
-{% if found.hint %}<p class="muted">A hint: <code>course hint {{ found.item.position }}</code></p>
+{% if found.hint %}<p class="muted">A hint: <code>{{ found.hint }}</code></p>
 {% endif %}
 </article>
 {% endfor %}

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,11 +19,12 @@ from typing import Any
 
 from course_lib.errors import CourseError
 from course_lib.grading.grade import GradedItem, Submission
+from course_lib.grading.report import to_type
 from course_lib.grading.sheets import WORDS, outcome
 from course_lib.grading.table import write_file
 from course_lib.machine import work_dir
 
-__all__ = ["Done", "Progress", "is_own", "keep_progress", "progress_path", "read_progress", "record"]
+__all__ = ["Done", "Progress", "is_own", "keep_progress", "kept_line", "progress_path", "read_progress", "record"]
 
 VERSION = 1
 STALE = 20.0
@@ -73,8 +75,10 @@ def read_progress(path: Path | None = None) -> Progress:
         return Progress()
     except OSError as error:
         raise CourseError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CourseError(f"{path}: is damaged ({type(error).__name__}); move it away to begin anew") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise CourseError(
+            f"{path}: is damaged ({type(error).__name__}); the next grading puts it aside and keeps what it can read"
+        ) from None
     others = {name: value for name, value in document.items() if name not in ("version", "exercises")}
     return Progress(exercises, others)
 
@@ -121,12 +125,35 @@ def record(submissions: Sequence[Submission], path: Path | None = None, today: s
 def keep_progress(submissions: Sequence[Submission], places: Sequence[Path]) -> list[str]:
     """Record those whose notebooks lie in the learner's own folder; a line when that cannot be done, no exception."""
     own = [one for one, path in zip(submissions, places, strict=True) if one.items and is_own(path)]
+    if not own:
+        return []
+    aside = set(_aside(progress_path()))
     try:
-        if own:
-            record(own)
+        record(own)
     except CourseError as error:
-        return [f"note: {error}"]
-    return []
+        return [f"note: your progress is not kept: {error}"]
+    return [
+        f"note: {progress_path().name} was damaged; what could be read is kept, and the old one is {one.name}"
+        for one in sorted(set(_aside(progress_path())) - aside)
+    ]
+
+
+def _aside(path: Path) -> list[Path]:
+    """Damaged files that were kept."""
+    return list(path.parent.glob(f"{path.name}.damaged-*"))
+
+
+def kept_line(places: Sequence[tuple[str, Path]]) -> list[str]:
+    """What to say at the end of a grading of one's own notebooks; nothing where none of them is one's own."""
+    own = [path for _, path in places if path.exists() and is_own(path)]
+    if not own:
+        return []
+    try:
+        done = sum(one.done for one in read_progress().exercises.values())
+    except CourseError:
+        return []
+    passed = f"{done} {'exercise' if done == 1 else 'exercises'} passed so far"
+    return [f"progress: {passed}; the map, and what comes next: {to_type('progress')}"]
 
 
 def _after(before: Done | None, item: GradedItem, today: str) -> Done:
@@ -141,13 +168,19 @@ def _after(before: Done | None, item: GradedItem, today: str) -> Done:
     return Done(status, best, item.max_score, passed, before.times + tried)
 
 
+_ENTRY = re.compile(r'"([^"\\]+)"\s*:\s*(?=\{)')
+
+
 def _salvage(path: Path) -> Progress:
-    """What can still be read of a damaged file: every exercise whose own entry is whole."""
+    """What can still be read of a damaged file, also of one that was cut off: every exercise whose entry is whole."""
     kept: dict[str, Done] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        for name, facts in json.loads(path.read_text(encoding="utf-8-sig"))["exercises"].items():
-            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                kept[str(name)] = _done(facts)
+    try:
+        text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    except OSError:
+        return Progress()
+    for found in _ENTRY.finditer(text):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+            kept[found[1]] = _done(json.JSONDecoder().raw_decode(text, found.end())[0])
     return Progress(kept)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from course_lib.grading.assignment import Item
-from course_lib.grading.progress import Done, Progress, progress_path, read_progress
+from course_lib.grading.progress import Done, Progress, read_progress
+from course_lib.grading.report import folded, to_type
 from course_lib.grading.sheets import WORDS
 from course_lib.grading.syllabus import Row, read_syllabus
 
@@ -63,13 +64,15 @@ def next_place(places: Sequence[Place]) -> tuple[Place, Item | None] | None:
     if not undone:
         return None
     place = (tried or undone[:1])[-1]
-    return place, next(item for item, known in place.items if not (known and known.done))
+    left = [(item, known) for item, known in place.items if not (known and known.done)]
+    begun = [item for item, known in left if known and known.times]
+    return place, begun[0] if begun else left[0][0]
 
 
 def as_lines(
     places: Sequence[Place], wanted: Sequence[int] = (), everything: bool = False, fancy: bool = True
 ) -> list[str]:
-    """The map, at most 100 columns wide. Exercises are listed for `wanted` chapters, else for the one to go on with."""
+    """The map, at most 80 columns wide. Exercises are listed for `wanted` chapters, else for the one to go on with."""
     full, empty, mark = ("■", "□", "✓") if fancy else ("#", ".", "x")
     ahead = next_place(places)
     shown = set(wanted) or ({ahead[0].row.number} if ahead else set())
@@ -80,9 +83,9 @@ def as_lines(
         facts = f"{place.done} of {count}" if count else ""
         points = f"{place.points:g} of {row.points:g} points" if count else "no exercises"
         left = _time(place.minutes_left) if place.minutes_left else "done"
-        lines.append(f"{row.number:>2}  {row.title[:36]:<36} {bar:<10} {facts:>8}  {points:<18} {left}")
+        lines.append(f"{row.number:>2}  {row.title[:28]:<28} {bar:<10} {facts:>7}  {points:<15} {left}")
         if everything or row.number in shown:
-            lines += [f"    {_item_line(item, one, mark)}" for item, one in place.items]
+            lines += [folded(f"    {_item_line(item, one, mark)}", 80) for item, one in place.items]
     onward = next((one for one in places if not one.read), None)
     return [*lines, "", *_next_lines(ahead, onward if ahead and ahead[1] else None)]
 
@@ -91,22 +94,23 @@ def _item_line(item: Item, one: Done | None, mark: str) -> str:
     state = f"[{mark if one and one.done else ' '}]"
     note = ""
     if one and one.done and one.status != "passed":
-        note = f"; passed before, when last graded: {WORDS[one.status]}"
+        note = f"; passed before, last time {WORDS[one.status]}"
     elif one and not one.done and one.status != "not_attempted":
-        note = f"; when last graded: {WORDS[one.status]}"
+        note = f"; last time {WORDS[one.status]}"
     points = f"{item.points:g} point{'' if item.points == 1 else 's'}"
-    return f"{state} {item.position}  {item.title} ({points}, {item.minutes:g} minutes{note})"
+    return f"{state} {item.position}  {item.title} ({points}, {item.minutes:g} min{note})"
 
 
 def _next_lines(ahead: tuple[Place, Item | None] | None, onward: Place | None) -> list[str]:
     if ahead is None:
-        return ["next: nothing is left; course plan plans a run of your own"]
+        return [f"next: nothing is left; {to_type('plan --list')} begins a plan of your own"]
     place, item = ahead
     if item is None:
         return [f"next: read chapter {place.row.number}, {place.row.title} ({place.row.minutes:g} minutes)"]
-    hint = f"; a hint: course hint {item.position}" if item.hints else ""
+    hint = f"; a hint: {to_type(f'hint {item.position}')}" if item.hints else ""
     lines = [f"next: {item.position} {item.title}{hint}"]
-    lines += [f"      `course grade {place.row.number:02d}` grades it and marks it here"]
+    grade = to_type(f"grade {place.row.number:02d}")
+    lines += [f"      {grade} marks it here; a check in the notebook does not"]
     return lines + ([f"      or read on: chapter {onward.row.number}, {onward.row.title}"] if onward else [])
 
 
@@ -128,7 +132,9 @@ def progress_main(argv: list[str]) -> int:
     """`course progress [CHAPTER...]`: the map; with chapters, their exercises too."""
     parser = argparse.ArgumentParser(
         prog="course progress",
-        description="A map of the course: what is done, what is left, what comes next. `course grade` keeps it.",
+        description="A map of the course: what is done, what is left, what comes next. It is kept in "
+        "work/progress.json by `course grade`, which runs your answers on new cases; a check that passes in a notebook "
+        "marks nothing here.",
     )
     parser.add_argument("chapters", nargs="*", type=int, metavar="CHAPTER", help="list the exercises of these")
     parser.add_argument("--all", action="store_true", help="list every exercise")
@@ -143,7 +149,7 @@ def progress_main(argv: list[str]) -> int:
     else:
         text = "\n".join(as_lines(places, options.chapters, options.all, _fancy()))
         if not any(one for place in places for _, one in place.items):
-            text += f"\n      (nothing has been graded yet: there is no {progress_path().name})"
+            text += f"\n      (nothing has been graded yet: {to_type('grade')} marks here what passes)"
     sys.stdout.write(text + "\n")
     return 0
 

@@ -232,6 +232,7 @@ def test_what_comes_next(fixture_assignment: Assignment) -> None:
     assert ahead() == (0, None)
     assert ahead(double=Done("failed", 0, 1)) == (90, "double")
     assert ahead(double=passed) == (90, "total")
+    assert ahead(double=passed, pick=Done("failed", 0, 3)) == (90, "pick"), "what was tried before what was not"
     assert ahead(double=passed, total=passed, pick=passed, largest=passed) == (91, None)
     skipped = course_map(
         [Row(90, "One", 60, fixture_assignment), Row(91, "Two", 5, other), Row(92, "Three", 5, None)],
@@ -250,11 +251,12 @@ def test_the_map_in_the_terminal(fixture_assignment: Assignment) -> None:
     text = "\n".join(lines)
     assert lines[0] == "2 of 4 exercises, 3 of 10 points, about 52 minutes left"
     assert "■■□□" in text and "2 of 4" in text and "3 of 10 points" in text and "2 min left" in text
-    assert "[✓] 90.1  The double (1 point, 1 minutes)" in text
-    assert "[✓] 90.2  The total (2 points, 1 minutes; passed before, when last graded: too long)" in text
-    assert "[ ] 90.3  The pick (3 points, 1 minutes; when last graded: wrong)" in text
+    assert "[✓] 90.1  The double (1 point, 1 min)" in text
+    assert "[✓] 90.2  The total (2 points, 1 min; passed before, last time too long)" in text
+    assert "[ ] 90.3  The pick (3 points, 1 min; last time wrong)" in text
     assert "next: 90.3 The pick; a hint: course hint 90.3" in text and "or read on: chapter 91" in text
-    assert max(map(len, lines)) <= 100
+    assert "course grade 90 marks it here; a check in the notebook does not" in text
+    assert max(map(len, lines)) <= 80
     assert "\n".join(as_lines(places(fixture_assignment, double=passed), fancy=False)).isascii()
 
 
