@@ -4,11 +4,13 @@
         rows = run_class(found, journal, setting)      # (learner, Submission), hand-ins that are missing among them
 
 What was graded before from the same file, exercises, library, seed and versions is taken from the journal. Beside it
-lie `records/`: for each score what was run of the learner's, what it printed, with which seed and versions, and when.
+lie `records/`: for each score what was run of the learner's, what it printed, with which seed and versions, and when;
+and `cases/`: the inputs of the graded cases, made once for all graders.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from course_lib.errors import CourseError
@@ -60,6 +62,7 @@ def run_class(
         else:
             rows.append((task.found.learner, known))
     folder = journal.path.parent
+    setting = replace(setting, cache=_cache(found, folder))
     for task, submission, record, failed in graded(todo, setting, len(tasks), tell, journal):
         if not failed:
             keep(folder, task, submission, record)
@@ -82,6 +85,7 @@ def grade_again(
     if not tasks:
         raise CourseError(f"no hand-in of {assignment.name} was graded here before: leave --regrade out")
     result = []
+    setting = replace(setting, cache=_cache(found, journal.path.parent))
     for task, new, record, failed in graded(tasks, setting, len(tasks), tell, journal):
         old = before[task.found.learner]
         fresh = next((one for one in new.items if one.id == item), None)
@@ -106,6 +110,18 @@ def changes(journal: Journal, found: Sequence[Change]) -> None:
 def replace_handins(found: Collected, handins: list[Found]) -> Collected:
     """The same collection with only these hand-ins, and nobody missing."""
     return Collected(handins=handins)
+
+
+def _cache(found: Collected, folder: Path) -> Path | None:
+    """Where graders keep cases for each other: beside the results, unless hand-ins lie there or around them.
+
+    Whoever handed those in may have handed in a cache as well.
+    """
+    folder = folder.resolve()
+    places = [one.path.resolve() for one in found.handins]
+    if any(one.is_relative_to(folder) or folder.is_relative_to(one.parent) for one in places):
+        return None
+    return folder / "cases"
 
 
 def _prepare(found: Collected, setting: Setting) -> tuple[list[Row], list[Task]]:

@@ -18,6 +18,7 @@ from course_lib.checks.core import ran
 from course_lib.errors import CourseError, HandInError
 from course_lib.grading.alone import facts, lonely, others_before
 from course_lib.grading.assignment import Assignment, all_assignments, assignment_paths, find_assignment
+from course_lib.grading.cases import cases_file, lay_out
 from course_lib.grading.handins import HandIn, read_handin
 from course_lib.grading.isolation import restore
 from course_lib.grading.isolation.tiers import Tier, best_tier
@@ -142,7 +143,8 @@ class Grader:
     with Grader(seed=..., timeout=...) as grader:
         submission = grader.grade("smith", Path("smith/03.ipynb"))
 
-    `observer`: is told of every notebook that was run for a hand-in, and of what came of it.
+    `observer`: is told of every notebook that was run for a hand-in, and of what came of it. `cache`: a folder in
+    which graders, and nobody else, keep cases for each other.
     """
 
     def __init__(
@@ -152,10 +154,11 @@ class Grader:
         tier: Tier | None = None,
         limits: Limits | None = None,
         observer: Observer | None = None,
+        cache: Path | None = None,
     ) -> None:
         self.seed = GRADING_SEED if seed is None else seed
         self.timeout, self.tier = timeout, tier or best_tier()
-        self._limits, self._observer = limits, observer
+        self._limits, self._observer, self._cache = limits, observer, cache
         self._stack = contextlib.ExitStack()
         self._judges: dict[str, Judge] = {}
         self._cases: dict[str, tuple[Path, dict[str, int]]] = {}
@@ -180,14 +183,19 @@ class Grader:
         return self._judges[assignment.checks]
 
     def cases(self, assignment: Assignment) -> tuple[Path, dict[str, int]]:
-        """The folder of an assignment's cases, made once for a seed, and how many each exercise has."""
+        """The folder of an assignment's cases, made once for a seed, and how many each exercise has.
+
+        The judge is started with it, for it will be wanted.
+        """
+        self.judge(assignment)
         name = assignment.checks
         if name not in self._cases:
             if not name.startswith("course_lib."):
                 add_checks(self._library, name)
             folder = self._folder / "cases" / name
-            folder.mkdir(parents=True)
-            self._cases[name] = folder, self.judge(assignment).lay_out(self.seed, folder)
+            make = lambda: self.judge(assignment).lay_out(self.seed, folder)
+            kept = None if self._cache is None else cases_file(self._cache, assignment, self.seed)
+            self._cases[name] = folder, lay_out(kept, folder, make)
         return self._cases[name]
 
     def grade(self, name: str, path: Path) -> Submission:

@@ -8,25 +8,19 @@ A run that is killed has every line but the one in progress; a line that is dama
 again. A key is made of everything that a score depends on, so that nothing old is taken for new.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from io import BufferedRandom
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import course_lib
 from course_lib.errors import CourseError
-from course_lib.grading.assignment import Assignment
+from course_lib.grading.digests import assignment_digest, file_digest, library_digest, versions
 from course_lib.grading.grade import GradedItem, Submission
 
 __all__ = ["Journal", "assignment_digest", "file_digest", "key_of", "library_digest", "submission_from", "versions"]
@@ -34,54 +28,10 @@ __all__ = ["Journal", "assignment_digest", "file_digest", "key_of", "library_dig
 FORMAT = 1
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes; of its path when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return hashlib.sha256(str(path).encode("utf-8", "replace")).hexdigest()
-
-
-@lru_cache
-def library_digest() -> str:
-    """Of every source of the library: the checks and the grader are among them."""
-    root = Path(course_lib.__file__).parent
-    total = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        if "_material" not in path.parts:
-            total.update(f"{path.relative_to(root).as_posix()}\0{file_digest(path)}\n".encode())
-    return total.hexdigest()
-
-
-def assignment_digest(assignment: Assignment) -> str:
-    """Of the notebook that states the exercises, and of its checks where they are not the course's own."""
-    text = file_digest(assignment.path)
-    if not assignment.checks.startswith("course_lib."):
-        with contextlib.suppress(ImportError, ValueError):
-            spec = find_spec(assignment.checks)
-            text += file_digest(Path(spec.origin)) if spec and spec.origin else ""
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
 def key_of(learner: str, handin: str, assignment: str, seed: int, timeout: float, tier: str) -> str:
     """`handin`, `assignment`: digests. What makes another score possible makes another key."""
     facts = [FORMAT, learner, handin, assignment, library_digest(), seed, timeout, tier, versions()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("utf-8")).hexdigest()[:32]
-
-
-@lru_cache
-def _versions() -> tuple[tuple[str, str], ...]:
-    found = [("course", course_lib.__version__), ("python", platform.python_version())]
-    for name in ("torch", "numpy", "nbval", "ipykernel", "nbformat"):
-        with contextlib.suppress(PackageNotFoundError):
-            found.append((name, version(name)))
-    return tuple(found)
-
-
-def versions() -> dict[str, str]:
-    """Of the course, Python, and what the exercises and the grader run on."""
-    return dict(_versions())
 
 
 def submission_from(row: Mapping[str, Any]) -> Submission:

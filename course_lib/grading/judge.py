@@ -4,15 +4,26 @@
 it lays out a seed's cases as data, or judges what a kernel left.
 """
 
+import copy
 import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from course_lib.checks.core import Exercise, PackError, forbidden_in_source, judge_record, read_packed, write_packed
+from course_lib.checks.core import (
+    Case,
+    Exercise,
+    PackError,
+    forbidden_in_source,
+    judge_record,
+    read_packed,
+    write_packed,
+)
 from course_lib.errors import CourseError
 from course_lib.grading.child import Child
 
@@ -88,6 +99,19 @@ def _judge(exercise: Exercise, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _made_once(cases: Callable[[int], list[Case]]) -> Callable[[int], list[Case]]:
+    """The same cases for the same seed, each time in a copy: some take seconds to make, and a class has one seed."""
+    made: dict[int, list[Case]] = {}
+
+    def copies(seed: int) -> list[Case]:
+        if seed not in made:
+            made.clear()
+            made[seed] = cases(seed)
+        return copy.deepcopy(made[seed])
+
+    return copies
+
+
 def _lay_out(exercise: Exercise, seed: int, folder: str) -> int:
     cases = exercise.cases(seed)
     write_packed(Path(folder) / exercise.id, cases)
@@ -99,7 +123,8 @@ def main(argv: list[str] | None = None) -> int:
     module = (sys.argv[1:] if argv is None else argv)[0]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    exercises: list[Exercise] = importlib.import_module(module).EXERCISES
+    found: list[Exercise] = importlib.import_module(module).EXERCISES
+    exercises = [replace(one, cases=_made_once(one.cases)) for one in found]
     for line in sys.stdin:
         request = json.loads(line)
         if "lay_out" in request:
@@ -108,8 +133,8 @@ def main(argv: list[str] | None = None) -> int:
             answers.flush()
             continue
         asked = [exercise for exercise in exercises if exercise.id in request["sources"]]
-        found = {exercise.id: _judge(exercise, request) for exercise in asked}
-        answers.write(json.dumps(found) + "\n")
+        verdicts = {exercise.id: _judge(exercise, request) for exercise in asked}
+        answers.write(json.dumps(verdicts) + "\n")
         answers.flush()
     return 0
 

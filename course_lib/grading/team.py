@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
@@ -37,13 +38,17 @@ PRINTED = 4000
 
 @dataclass(frozen=True)
 class Setting:
-    """How a class is graded. `any_release`: hand-ins of another release are graded against the present one."""
+    """How a class is graded. `any_release`: hand-ins of another release are graded against the present one.
+
+    `cache`: a folder in which graders, and nobody else, keep cases for each other.
+    """
 
     jobs: int = 1
     seed: int = GRADING_SEED
     timeout: float = 60
     tier: Tier | None = None
     any_release: bool = False
+    cache: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ def _work(pipe: Any, close: Sequence[Any], setting: Setting) -> None:
                 stack.close()
             if grader is None:
                 try:
-                    grader = stack.enter_context(Grader(setting.seed, setting.timeout, setting.tier, observer=record))
+                    grader = stack.enter_context(_grader(setting, record))
                 except CourseError as error:
                     pipe.send(CourseError(str(error)))
                     return
@@ -199,6 +204,10 @@ def _work(pipe: Any, close: Sequence[Any], setting: Setting) -> None:
                 grader = None
                 stack.close()
             pipe.send((row, record.runs, failed))
+
+
+def _grader(setting: Setting, record: _Record) -> Grader:
+    return Grader(setting.seed, setting.timeout, setting.tier, observer=record, cache=setting.cache)
 
 
 def _one(grader: Grader, task: Task) -> tuple[Submission, bool]:

@@ -60,7 +60,7 @@ class Fake:
     log = Path()
     points: ClassVar[dict[str, float]] = {}
 
-    def __init__(self, *_: Any, observer: Observer) -> None:
+    def __init__(self, *_: Any, observer: Observer, **__: Any) -> None:
         self.observer = observer
 
     def __enter__(self) -> "Fake":
