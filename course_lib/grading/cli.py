@@ -74,7 +74,9 @@ def grade_main(argv: list[str]) -> int:
     if classroom:
         return class_main(options, tier, options.results or results_folder(work_dir(), options.handins), out)
     submissions = _grade_own(options, places, tier, out)
-    for line in write_own(options, submissions):
+    with own.Alive("writing the reports"):
+        lines = write_own(options, submissions)
+    for line in lines:
         print(line, file=out)
     result = json.dumps(as_json(submissions), indent=1, ensure_ascii=False) + "\n"
     if options.json == "-":
@@ -105,7 +107,7 @@ def _grade_own(
         for name, path in places:
             one = own.not_there(name, path) or own.not_begun(name, path, seed, tier.name)
             if one is None:
-                with own.Alive(f"grading {name}" if grader else f"starting the grader for {name}"):
+                with own.Alive(f"grading {name}"):
                     grader = grader or stack.enter_context(Grader(options.seed, options.timeout, tier))
                     one = grader.grade(name, path)
             submissions.append(one)

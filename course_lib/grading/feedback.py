@@ -56,7 +56,15 @@ def write_feedback(folder: Path, learner: str, submissions: Sequence[Submission]
     most = sum(one.max_score for one in submissions)
     total = sum(one.score for one in submissions)
     page = render(
-        _PAGE, title=title, body="narrow", course=course.title, heading=title, parts=parts, total=total, most=most
+        _PAGE,
+        title=title,
+        body="narrow",
+        course=course.title,
+        heading=title,
+        parts=parts,
+        total=total,
+        most=most,
+        pieces="hand-ins" if learner else "notebooks",
     )
     path = folder / page_name(learner)
     write_file(path, page)
@@ -102,7 +110,7 @@ _PAGE = """{% extends "base" %}
 <h1>{{ heading }}</h1>
 <p class="muted">{{ course }}</p>
 {% if parts | length > 1 %}<p><b>{{ total | number }}</b> of {{ most | number }} points in {{ parts | length }}\
- hand-ins.</p>
+ {{ pieces }}.</p>
 {% endif %}
 {% for part in parts %}
 <h2>{{ part.title }}</h2>

@@ -153,7 +153,7 @@ def kept_line(places: Sequence[tuple[str, Path]]) -> list[str]:
     except CourseError:
         return []
     passed = f"{done} {'exercise' if done == 1 else 'exercises'} passed so far"
-    return [f"progress: {passed}; the map, and what comes next: {to_type('progress')}"]
+    return [f"progress: {passed}; {to_type('progress')} draws the map"]
 
 
 def _after(before: Done | None, item: GradedItem, today: str) -> Done:
