@@ -206,6 +206,7 @@ ADAMW = Exercise(
     cases=adamw_cases,
     run=adamw_run,
     judge=adamw_judge,
+    of_judge=("lr",),
     forbidden=("AdamW", "Adam", "NAdam", "torch.optim", "torch._fused_adamw_", "make_optimizer"),
     misconceptions={
         "decay-through-the-gradient": "weight decay is an L2 penalty in the gradient",

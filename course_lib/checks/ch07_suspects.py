@@ -137,12 +137,12 @@ PROBES = ("never", "apart", "averaged")
 
 
 def suspects_run(answer: Callable[..., Any], case: Case) -> Any:
-    """The word; for a fault that was called healthy, also the words for three plain faults on two ranks."""
+    """The word; for a run that was called healthy, also the words for three plain faults on two ranks."""
     returned = answer(case["run"])
     if not isinstance(returned, str):
         return {"said": None, "what": kind(returned)}
     told: dict[str, Any] = {"said": returned, "probes": []}
-    if returned.strip() == "healthy" != case["fault"]:
+    if returned.strip() == "healthy":
         for number, fault in enumerate(PROBES):
             word = answer(recorded(number, [[3, 5], [8, 2]], 3, fault, range(3), 1))
             told["probes"].append(word.strip() if isinstance(word, str) else "")
@@ -192,7 +192,7 @@ def suspects_judge(case: Case, returned: Any) -> Wrong | None:
 
 
 def _belief(case: Case, said: str, truth: str, probes: list[str]) -> str | None:
-    """probes: what was said of `PROBES`, where a fault was called healthy."""
+    """probes: what was said of `PROBES`, where the run was called healthy."""
     if truth == "healthy":
         return "healthy-ranks-are-equal-in-all"
     if said == "healthy":
@@ -246,6 +246,7 @@ SUSPECTS = Exercise(
     cases=suspects_cases,
     run=suspects_run,
     judge=suspects_judge,
+    of_judge=("fault", "at", "who"),
     misconceptions={
         "a-falling-loss-is-healthy": "a run whose loss falls on every rank is healthy",
         "equal-checksums-are-healthy": "when the ranks agree, they are right",

@@ -209,6 +209,7 @@ ZIGZAG = Exercise(
     cases=zigzag_cases,
     run=zigzag_run,
     judge=zigzag_judge,
+    of_judge=("whole",),
     forbidden=("course_lib.parallel",),
     misconceptions={
         "contiguous": "equal pieces are equal work",

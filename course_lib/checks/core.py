@@ -84,6 +84,7 @@ class Exercise:
     judge(case, returned) -> None when right, else Wrong. Its oracle is independent of `course_lib`'s implementation;
     the reason for its tolerance stands in its docstring.
     forbidden: names the answer may not call (see `course_lib.checks.forbidden`).
+    of_judge: keys of a case that `judge` alone gets, such as the right answer.
     in_place: the answer is meant to change what it is given; elsewhere that fails.
     misconceptions: id -> one sentence that says what the learner believes.
     """
@@ -94,8 +95,13 @@ class Exercise:
     run: Callable[[Any, Case], Any]
     judge: Callable[[Case, Any], Wrong | None]
     forbidden: tuple[str, ...] = ()
+    of_judge: tuple[str, ...] = ()
     in_place: bool = False
     misconceptions: Mapping[str, str] = field(default_factory=dict)
+
+    def given(self, case: Case) -> Case:
+        """What learner code gets of a case."""
+        return {key: value for key, value in case.items() if key not in self.of_judge}
 
 
 @dataclass(frozen=True)
@@ -259,12 +265,12 @@ def _evaluate(exercise: Exercise, answer: Any, cases: list[Case], record: dict[s
     first: Outcome | None = None
     for number, case in enumerate(cases, start=1):
         try:
-            given = copy.deepcopy(case)
+            given = copy.deepcopy(exercise.given(case))
             with steady(quiet=record is not None):
                 returned = exercise.run(answer, given)
             tree, arrays = pack(returned)
             returned = unpack(tree, arrays)
-            changed = not exercise.in_place and not _same(given, case)
+            changed = not exercise.in_place and not _same(given, exercise.given(case))
         except (Exception, SystemExit) as error:
             over = out_of_time(error)
             if is_stub(error):

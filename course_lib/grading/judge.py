@@ -114,7 +114,7 @@ def _made_once(cases: Callable[[int], list[Case]]) -> Callable[[int], list[Case]
 
 def _lay_out(exercise: Exercise, seed: int, folder: str) -> int:
     cases = exercise.cases(seed)
-    write_packed(Path(folder) / exercise.id, cases)
+    write_packed(Path(folder) / exercise.id, [exercise.given(case) for case in cases])
     return len(cases)
 
 
