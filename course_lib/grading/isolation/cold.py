@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from course_lib.grading.isolation import linux
 from course_lib.grading.isolation.restore import DESK
 from course_lib.grading.isolation.tiers import TIERS, Tier
 from course_lib.grading.isolation.warm import MARK, Limits, Nursery, empty, end_marked, over, remove, usage
@@ -33,6 +34,7 @@ class ColdNursery:
         self.library, self.folder = library, Path()
 
     def __enter__(self) -> "ColdNursery":
+        linux.adopt_orphans()
         self.folder = Path(mkdtemp(prefix="course-grade-")).resolve()
         (self.folder / "room").mkdir()
         return self
@@ -106,3 +108,8 @@ class ColdKernel:
         with contextlib.suppress(RuntimeError, OSError, json.JSONDecodeError):
             self.manager.shutdown_kernel(now=True)
         end_marked(self.mark)
+        left = psutil.Process().children(recursive=True)  # on Linux also orphans, which the worker has adopted
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(left, timeout=5)

@@ -8,11 +8,9 @@ with Nursery(tier, library) as nursery:
 import contextlib
 import json
 import os
-import queue
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -24,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from course_lib.errors import CourseError
+from course_lib.grading.child import Child
 from course_lib.grading.isolation.restore import DESK
 from course_lib.grading.isolation.tiers import Tier, command, shown_paths
 
@@ -55,8 +53,7 @@ class Nursery:
     def __init__(self, tier: Tier, library: Path, patience: float = 120) -> None:
         self.tier, self.library, self.patience = tier, library, patience
         self.folder = Path()
-        self._process: subprocess.Popen[str] | None = None
-        self._answers: queue.Queue[str] = queue.Queue()
+        self._child: Child | None = None
 
     def __enter__(self) -> "Nursery":
         self.folder = Path(mkdtemp(prefix="course-grade-")).resolve()
@@ -88,8 +85,8 @@ class Nursery:
         environment |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONIOENCODING": "utf-8"}
         home = "/tmp" if self.tier.walls else str(self.folder)
         environment |= {"PYTHONPATH": str(self.library), "HOME": home, "MPLCONFIGDIR": f"{home}/mpl"}
-        self._answers = queue.Queue()
-        self._process = subprocess.Popen(
+        log = (self.folder / "log.txt").open("wb")
+        self._child = Child(
             command(
                 self.tier.name,
                 words,
@@ -98,46 +95,23 @@ class Nursery:
                 hide=[Path(path) / "course_lib" for path in sys.path if "-packages" in path],
                 root=self.folder / "root",
             ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(self.folder / "log.txt").open("wb"),
-            text=True,
-            encoding="utf-8",
+            ready=self.patience,
+            sorry=lambda: f"no kernel could be started ({self.tier.name}): {self._log()}",
+            stderr=log,
             env=environment,
             cwd="/",
             start_new_session=True,
         )
-        threading.Thread(target=self._listen, args=(self._process, self._answers), daemon=True).start()
-        if "ready" not in self._answer():
-            raise CourseError(f"no kernel could be started ({self.tier.name}): {self._log()}")
+        with log:
+            self._child.start()
 
     def _log(self) -> str:
         text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip()
         return text.splitlines()[-1] if text else "no reason given"
 
-    @staticmethod
-    def _listen(process: "subprocess.Popen[str]", answers: "queue.Queue[str]") -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            answers.put(line)
-        answers.put("")
-
-    def _answer(self) -> dict[str, Any]:
-        try:
-            line = self._answers.get(timeout=self.patience)
-        except queue.Empty:
-            line = ""
-        return dict(json.loads(line)) if line else {}
-
     def ask(self, **wish: Any) -> dict[str, Any]:
         """One wish, one answer; {} when the warm process has gone."""
-        assert self._process is not None and self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(wish) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            return {}
-        return self._answer()
+        return {} if self._child is None else self._child.ask(wish, self.patience)
 
     def empty_room(self) -> None:
         """End what still runs, and take away what it left."""
@@ -146,34 +120,26 @@ class Nursery:
 
     def kernel(self, environment: Mapping[str, str], limits: Limits) -> "WarmKernel":
         """A new kernel. A warm process that has gone is started again."""
-        if self._process is None or self._process.poll() is not None:
+        if self._child is None or not self._child.running:
             self._stop()
             self._start()
         return WarmKernel(self, environment, limits)
 
     def processes(self) -> list[psutil.Process]:
         """All that run behind the walls, the warm process and what starts it included."""
-        if self._process is None:
-            return []
         with contextlib.suppress(psutil.Error):
-            return list(psutil.Process(self._process.pid).children(recursive=True))
+            if self._child is not None and self._child.pid is not None:
+                return list(psutil.Process(self._child.pid).children(recursive=True))
         return []
 
     def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        left = []
-        with contextlib.suppress(psutil.Error):
-            left = psutil.Process(process.pid).children(recursive=True)
-        for one in [process, *left]:
+        left = self.processes()
+        child, self._child = self._child, None
+        for one in left:
             with contextlib.suppress(psutil.Error, OSError):
                 one.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        if child is not None:
+            child.stop()
 
 
 class WarmKernel:
