@@ -19,6 +19,7 @@ from nbformat import NotebookNode
 from course_lib import __version__
 from course_lib.errors import CourseError
 from course_lib.grading.assignment import Assignment, all_assignments
+from course_lib.grading.class_seed import draw_seed
 from course_lib.grading.notebook import dump
 from course_lib.grading.release import need_solutions, release
 from course_lib.machine import material_dir
@@ -78,7 +79,8 @@ def write_class(
         (target / MARKER).write_text(text, encoding="utf-8", newline="\n")
     points = sum(one.max_score for one in assignments)
     told = "with hints" if hints else "without hints"
-    return [f"wrote {target}: exercises of {len(assignments)} chapters, {points:g} points, {told}"]
+    many = "1 chapter" if len(assignments) == 1 else f"{len(assignments)} chapters"
+    return [f"wrote {target}: exercises of {many}, {points:g} points, {told}"]
 
 
 def write_nbgrader(
@@ -98,7 +100,7 @@ def write_nbgrader(
             lines.append(f"wrote {path}")
     config = target / "nbgrader_config.py"
     if not config.exists():
-        config.write_text(_CONFIG, encoding="utf-8", newline="\n")
+        config.write_text(_CONFIG.replace("{seed}", str(draw_seed())), encoding="utf-8", newline="\n")
         lines.append(f"wrote {config}")
     return lines or [f"{target}: nothing has changed"]
 
@@ -199,7 +201,7 @@ _README = """# Pre-training, Measured: the copy for a class
 An interactive course, in notebooks, on the engineering of LLM pre-training. It runs on a laptop, and no chapter needs
 a GPU.
 
-    python3 start.py lab
+    python3 start.py lab      # on Windows: py start.py lab
 
 sets it up once (about 2 GB; on Linux without an NVIDIA GPU say `python3 start.py lab --cpu`) and opens JupyterLab on
 chapter 0. The chapters and exercises are copied into `work/`; work there. A newer copy of the course does not touch
@@ -235,8 +237,9 @@ c = get_config()  # noqa: F821
 
 c.CourseDirectory.course_id = "pretraining-measured"
 
-# Graded cases are other ones than those in a learner's notebook, which has seed 0. Keep the number to yourself.
-os.environ.setdefault("COURSE_CHECK_SEED", "20611")
+# Graded cases are other ones than those in a learner's notebook, which has seed 0. This number was drawn for you. Keep
+# it to yourself, and as it is until the grades are final: another one makes other cases.
+os.environ.setdefault("COURSE_CHECK_SEED", "{seed}")
 
 # A check cell that a learner deleted comes back; else its points are lost.
 c.OverwriteCells.add_missing_cells = True

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -15,18 +15,33 @@ from typing import Any, TextIO
 from course_lib.errors import CourseError
 from course_lib.grading.assignment import Assignment, Item, find_assignment, find_item
 from course_lib.grading.class_run import Change, Row, Setting, changes, grade_again, run_class
+from course_lib.grading.class_seed import class_seed
 from course_lib.grading.collect import Collected, collect
-from course_lib.grading.grade import GRADING_SEED, Submission
+from course_lib.grading.decisions import DECISIONS, read_decisions
+from course_lib.grading.grade import Submission
 from course_lib.grading.isolation.tiers import Tier
 from course_lib.grading.journal import Journal
-from course_lib.grading.overrides import Override, apply_overrides, read_overrides, unused_overrides
+from course_lib.grading.overrides import Override, apply_overrides, by_roster, read_overrides, unused_overrides
 from course_lib.grading.report import as_json
 from course_lib.grading.reports_cli import write_class_reports
-from course_lib.grading.roster import read_roster
+from course_lib.grading.roster import Learner, fold, read_roster
+from course_lib.grading.sheets import plain
 from course_lib.grading.table import write_file
 from course_lib.machine import usable_cores
 
-__all__ = ["ProgressBar", "add_class_options", "class_json", "class_main", "is_class", "results_folder"]
+__all__ = [
+    "LISTED",
+    "ProgressBar",
+    "add_class_options",
+    "class_json",
+    "class_lines",
+    "class_main",
+    "is_class",
+    "results_folder",
+]
+
+LISTED = 60
+"""The rows that a terminal is shown all of."""
 
 
 def add_class_options(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +52,16 @@ def add_class_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--csv", type=Path, metavar="F", help="write a table for a spreadsheet or a learning platform")
     group.add_argument("--bom", action="store_true", help="with --csv: the mark by which Excel knows that it is UTF-8")
     group.add_argument(
-        "--results", type=Path, metavar="DIR", help="where the journal, records and overrides lie (work/grading/NAME)"
+        "--lms",
+        type=Path,
+        metavar="F",
+        help="write a row a learner, a column a chapter, for the gradebook of Canvas, Moodle and others",
+    )
+    group.add_argument(
+        "--results",
+        type=Path,
+        metavar="DIR",
+        help="where the journal, records, overrides.csv and files.csv lie (work/grading/NAME)",
     )
     group.add_argument(
         "--overrides", type=Path, metavar="CSV", help="student,item,points,reason (RESULTS/overrides.csv)"
@@ -52,7 +76,7 @@ def add_class_options(parser: argparse.ArgumentParser) -> None:
 def is_class(options: argparse.Namespace) -> bool:
     """Whether hand-ins of a class are meant: a folder or an archive is named, or an option of a class is given."""
     named = any(Path(one).is_dir() or one.lower().endswith(".zip") for one in options.handins)
-    given = ("roster", "jobs", "csv", "results", "overrides", "regrade", "yes", "any_release")
+    given = ("roster", "jobs", "csv", "lms", "results", "overrides", "regrade", "yes", "any_release")
     return named or any(getattr(options, name) for name in given)
 
 
@@ -102,20 +126,23 @@ class ProgressBar:
 
 def class_main(options: argparse.Namespace, tier: Tier, folder: Path, out: TextIO) -> int:
     """Collect, grade or regrade, and write what was asked for: exit 0 all passed, 1 some did not, 2 nothing graded."""
-    if options.jobs is not None and options.jobs < 1:
-        raise CourseError("--jobs must be 1 or more")
+    _refuse(options)
     roster = read_roster(options.roster) if options.roster else None
-    overrides = read_overrides(options.overrides or folder / "overrides.csv")
-    seed = GRADING_SEED if options.seed is None else options.seed
+    overrides = by_roster(read_overrides(options.overrides or folder / "overrides.csv"), roster)
+    decisions = read_decisions(folder / DECISIONS)
     jobs = options.jobs or usable_cores()
-    setting = Setting(jobs, seed, options.timeout, tier, options.any_release)
-    with collect(options.handins, roster) as found, Journal(folder) as journal:
-        for line in found.notes:
-            print(f"note: {line}", file=out)
-        for line in found.ambiguous:
-            print(f"ambiguous: {line}", file=out)
+    with (
+        Journal(folder) as journal,
+        collect(options.handins, roster, results=folder, decisions=decisions) as found,
+    ):
+        seed, said = class_seed(folder, options.seed)
+        print(said, file=out)
+        setting = Setting(jobs, seed, options.timeout, tier, options.any_release)
+        for line in _noticed(found, folder):
+            print(line, file=out)
         if journal.damaged:
             print(f"note: {journal.path}: {journal.damaged} damaged lines were skipped", file=out)
+        out.flush()
         if options.regrade:
             written = _regrade(options, found, journal, setting, overrides, out)
             if not written:
@@ -123,28 +150,56 @@ def class_main(options: argparse.Namespace, tier: Tier, folder: Path, out: TextI
         bar = ProgressBar(sys.stderr)
         try:
             rows = run_class(found, journal, setting, bar, older=bool(options.regrade))
+        except KeyboardInterrupt:
+            print(f"what was graded is kept in {folder}; the same command goes on there", file=out, flush=True)
+            raise
         finally:
             bar.close()
     rows = [(learner, _overridden(learner, one, overrides)) for learner, one in rows]
-    for learner, one in rows:
-        print(_line(learner, one), file=out)
-    for line in unused_overrides(rows, overrides):
-        print(f"note: {line}", file=out)
+    people = {one.id: one for one in roster or ()}
+    for line in [*class_lines(rows, people), *(f"note: {line}" for line in unused_overrides(rows, overrides))]:
+        print(line, file=out)
     count = {name: sum(one.status == name for _, one in rows) for name in dict.fromkeys(one.status for _, one in rows)}
     print("; ".join(f"{number} {name}" for name, number in count.items()), file=out)
     print(f"results: {folder}", file=out, flush=True)
-    for line in write_class_reports(options, rows, {one.id: one for one in roster or ()}):
+    for line in write_class_reports(options, rows, people, roster or (), found.ambiguous):
         print(line, file=out)
     result = json.dumps(class_json(rows, found), indent=1, ensure_ascii=False) + "\n"
     if options.json == "-":
         sys.stdout.write(result)
     elif options.json:
         write_file(Path(options.json), result)
+        print(f"wrote {options.json}", file=out)
     graded = [one for _, one in rows if one.status.startswith("graded")]
     if not graded:
         return 2
     passed = all(item.status == "passed" for one in graded for item in one.items)
     return 0 if passed and len(graded) == len(rows) and not found.ambiguous else 1
+
+
+def _refuse(options: argparse.Namespace) -> None:
+    """CourseError for what cannot be meant, before anything is written."""
+    if options.jobs is not None and options.jobs < 1:
+        raise CourseError("--jobs must be 1 or more")
+    if options.bom and not options.csv:
+        raise CourseError("--bom goes with --csv")
+    if options.yes and not options.regrade:
+        raise CourseError("--yes goes with --regrade")
+    if options.overrides and not options.overrides.is_file():
+        raise CourseError(f"{options.overrides}: there is no such file")
+    for name in options.handins:
+        if not Path(name).exists():
+            raise CourseError(f"{name}: there is no such file or folder")
+
+
+def _noticed(found: Collected, folder: Path) -> list[str]:
+    lines = [f"note: {line}" for line in found.notes] + [f"ambiguous: {line}" for line in found.ambiguous]
+    if found.ambiguous:
+        lines.append(
+            f"to settle what is ambiguous, write {folder / DECISIONS}: a head `file,student`, then a line a file; "
+            "one without a student is left out"
+        )
+    return lines
 
 
 def _overridden(learner: str, one: Submission, overrides: Sequence[Override]) -> Submission:
@@ -167,6 +222,9 @@ def _regrade(
     bar = ProgressBar(sys.stderr)
     try:
         again = grade_again(found, journal, setting, item.id, assignment, bar)
+    except KeyboardInterrupt:
+        print("the regrade was stopped: nothing was written, and the same command begins it anew", file=out, flush=True)
+        raise
     finally:
         bar.close()
     moved = [one for one in again if one.before != one.after]
@@ -196,13 +254,26 @@ def _by_hand(change: Change, item: Item, overrides: Sequence[Override]) -> str:
     return f" ({hit.points:g} set by hand stays)" if hit else ""
 
 
-def _line(learner: str, one: Submission) -> str:
-    """A row for the terminal."""
+def class_lines(rows: Sequence[Row], people: Mapping[str, Learner]) -> list[str]:
+    """A line a row; of a large class those that a person has to look at, and where the others are."""
+    shown = list(rows)
+    if len(rows) > LISTED:
+        shown = [(who, one) for who, one in rows if one.status not in ("graded", "missing") or one.flags]
+        shown = [(who, one) for who, one in shown if one.status != "missing" or one.items]
+    lines = [_line(learner, one, people.get(learner)) for learner, one in shown]
+    if len(shown) < len(rows):
+        lines.append(f"{len(rows) - len(shown)} rows without a note are not listed here: --csv and --html have all")
+    return lines
+
+
+def _line(learner: str, one: Submission, person: Learner | None) -> str:
+    """A row for the terminal, with the name where the id does not tell it."""
+    who = f"{learner} {person.name}" if person and fold(person.name) not in ("", fold(learner)) else learner
     score = f"{one.score:g}/{one.max_score:g}" if one.items else "-"
-    text = f"{learner:<24} {one.assignment:<28} {one.status:<21} {score:>9}"
+    text = f"{plain(who, 60):<28} {one.assignment:<29} {one.status:<20} {score:>7}"
     if not one.items:
         return f"{text}  {'; '.join(one.flags)}"
-    return text + (f"  {len(one.flags)} flags" if one.flags else "")
+    return text + (f"  {len(one.flags)} note{'s' * (len(one.flags) > 1)}" if one.flags else "")
 
 
 def class_json(rows: Sequence[Row], found: Collected) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import hashlib
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +21,10 @@ from types import TracebackType
 
 from course_lib.errors import CourseError, HandInError
 from course_lib.grading.assignment import assignment_paths
+from course_lib.grading.decisions import DECISIONS, Decision, settled
 from course_lib.grading.grade import assignment_of
 from course_lib.grading.handins import read_handin
-from course_lib.grading.places import Candidate, find_candidates
+from course_lib.grading.places import Candidate, find_candidates, unpacking_room
 from course_lib.grading.roster import Learner, Names, fold, words
 
 __all__ = ["Collected", "Found", "collect"]
@@ -95,11 +96,20 @@ class _Read:
 
 
 def collect(
-    paths: Path | str | Iterable[Path | str], roster: Sequence[Learner] | None = None, material: Path | None = None
+    paths: Path | str | Iterable[Path | str],
+    roster: Sequence[Learner] | None = None,
+    material: Path | None = None,
+    *,
+    results: Path | None = None,
+    decisions: Sequence[Decision] = (),
 ) -> Collected:
-    """Look through folders, files and archives. CourseError when one of them is not there or holds no notebook."""
+    """Look through folders, files and archives. CourseError when one of them is not there or holds no notebook.
+
+    `results`: where to unpack (None: the system's temporary folder). What a killed run left there goes first, so that
+    only one run at a time may have it. `decisions`: whose a file is, or that it does not count.
+    """
     roots = [Path(paths)] if isinstance(paths, str | Path) else [Path(one) for one in paths]
-    room = TemporaryDirectory(prefix="course-handins-")
+    room = unpacking_room(results)
     result = Collected(_room=room)
     try:
         candidates = find_candidates(roots, Path(room.name), result.notes)
@@ -108,7 +118,8 @@ def collect(
         known = [path.stem for path in assignment_paths(material)]
         read = [_read(one, known, material, Path(room.name)) for one in candidates]
         names = Names(list(roster)) if roster else None
-        _sort_out(result, read, names)
+        by_hand = settled(decisions, [one.place for one in candidates], names, result.notes)
+        _sort_out(result, read, names, by_hand)
         if roster:
             _note_missing(result, roster)
     except BaseException:
@@ -163,11 +174,16 @@ def _named(parts: Sequence[str], known: list[str]) -> str:
 # ---------------------------------------------------------------- whose
 
 
-def _sort_out(result: Collected, read: list[_Read], names: Names | None) -> None:
+def _sort_out(result: Collected, read: list[_Read], names: Names | None, by_hand: Mapping[str, str]) -> None:
     """Give each its learner; set apart what is not sure."""
     owned: list[tuple[str, str, _Read]] = []
     for one in read:
-        learners, how = _by_roster(one, names) if names else ({_label(one)}, _how(one))
+        decided = by_hand.get(one.candidate.place)
+        if decided == "":
+            continue
+        learners, how = _by_roster(one, names) if names else (frozenset({_label(one)}), _how(one))
+        if decided:
+            learners, how = frozenset({decided}), DECISIONS
         if len(learners) == 1:
             owned.append((next(iter(learners)), how, one))
         elif one.stray and not learners:

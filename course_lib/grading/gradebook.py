@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.grading.feedback import page_name, write_feedback
+from course_lib.grading.gradebook_page import PAGE
 from course_lib.grading.pages import render
-from course_lib.grading.roster import Learner
+from course_lib.grading.roster import Learner, fold
 from course_lib.grading.sheets import (
     OUTCOMES,
     WORDS,
@@ -89,9 +90,9 @@ def _number(points: float) -> float | int:
 
 
 def outcome_bars(sheet: Sheet, item: str) -> list[Bar]:
-    """How many of the chapter's hand-ins came to which outcome in one exercise."""
+    """How many of the chapter's hand-ins came to which outcome in one exercise. A missing one is none."""
     counts: Counter[str] = Counter()
-    for _, one in sheet.rows:
+    for _, one in _handed_in(sheet.rows):
         found = next((graded for graded in one.items if graded.id == item), None)
         counts[outcome(found) if found else "missing"] += 1
     bars = [Bar(_SHORT[name], counts[name], _TONE.get(name, "bad")) for name in OUTCOMES]
@@ -101,19 +102,30 @@ def outcome_bars(sheet: Sheet, item: str) -> list[Bar]:
 def score_bars(sheet: Sheet) -> list[Bar]:
     """How many hand-ins have which share of the chapter's points; the last bar holds full marks too."""
     counts = [0] * BINS
-    for _, one in sheet.rows:
+    for _, one in _handed_in(sheet.rows):
         share = one.score / sheet.max_score if sheet.max_score else 0.0
         counts[min(max(int(share * BINS), 0), BINS - 1)] += 1
     return [Bar(f"{100 * index // BINS}%", count) for index, count in enumerate(counts)]
 
 
-def write_gradebook(folder: Path, rows: Sequence[Row], course: Course) -> Path:
+def _handed_in(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row[1].items or row[1].status != "missing"]
+
+
+def write_gradebook(
+    folder: Path,
+    rows: Sequence[Row],
+    course: Course,
+    people: Mapping[str, Learner] | None = None,
+    loose: Sequence[str] = (),
+) -> Path:
     """Write `index.html` and `feedback/` with one page a learner; the path of the index.
 
     The index is for the one who teaches: all names, all flags. A page of feedback is for its learner alone.
+    `people`: names by learner. `loose`: lines on files of which nobody knows whose they are.
     """
     learners = list(dict.fromkeys(learner for learner, _ in rows))
-    pages = {learner: f"feedback/{page_name(learner)}" for learner in learners}
+    pages = {learner: _who(learner, people) for learner in learners}
     mine: dict[str, list[Any]] = {learner: [] for learner in learners}
     for learner, one in rows:
         mine[learner].append(one)
@@ -125,14 +137,16 @@ def write_gradebook(folder: Path, rows: Sequence[Row], course: Course) -> Path:
     half = len(graded) // 2
     middle = (graded[half] + graded[-half - 1]) / 2 if graded else None
     page = render(
-        _PAGE,
+        PAGE,
         title=f"Gradebook: {course.title}",
         sortable=True,
         course=course.title,
         facts=_facts(rows, learners, middle),
         tiers=sorted({one.tier for _, one in rows if one.tier}),
-        watch=[_watch(row, pages) for row in rows if row[1].status != "graded" or row[1].flags],
-        overview=_overview(found, rows, learners, pages) if len(found) > 1 else None,
+        watch=[_watch(row, pages) for row in _handed_in(rows) if row[1].status != "graded" or row[1].flags],
+        loose=[plain(line, 400) for line in loose],
+        absent=_absent(found, pages),
+        overview=_overview(found, learners, pages) if len(found) > 1 else None,
         parts=parts,
     )
     write_file(folder / "index.html", page)
@@ -146,37 +160,54 @@ def _graded(found: Sequence[Sheet]) -> list[tuple[str, Any, float]]:
 def _facts(rows: Sequence[Row], learners: Sequence[str], middle: float | None) -> list[tuple[str, str]]:
     counts = Counter(one.status for _, one in rows)
     facts = [(str(len(learners)), "learner" if len(learners) == 1 else "learners")]
-    facts.append((str(len(rows)), "hand-in" if len(rows) == 1 else "hand-ins"))
+    many = len(_handed_in(rows))
+    facts.append((str(many), "hand-in" if many == 1 else "hand-ins"))
     order = ("graded", "graded_with_problems", "unreadable", "missing")
     facts += [(str(counts[name]), name.replace("_", " ")) for name in order if counts[name] or name == "graded"]
     if middle is not None:
-        facts.append((f"{100 * middle:.0f}%", "of the points, in the median of what was graded"))
+        facts.append((f"{100 * middle:.0f}%", "of the points: the median of what was graded"))
     return facts
 
 
-def _watch(row: Row, pages: Mapping[str, str]) -> dict[str, Any]:
+def _who(learner: str, people: Mapping[str, Learner] | None) -> dict[str, str]:
+    """What a line calls a learner: by name where the class list has one, with the id behind it."""
+    person = (people or {}).get(learner)
+    name = person.name if person and fold(person.name) not in ("", fold(learner)) else ""
+    return {"learner": name or learner, "id": learner if name else "", "page": f"feedback/{page_name(learner)}"}
+
+
+def _watch(row: Row, pages: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     learner, one = row
     why = [plain(flag, 400) for flag in one.flags] if one.items else [reason(one)]
-    return {"learner": learner, "page": pages[learner], "chapter": one.assignment, "status": one.status, "why": why}
+    return {**pages[learner], "chapter": one.assignment, "status": one.status, "why": why}
+
+
+def _absent(found: Sequence[Sheet], pages: Mapping[str, Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+    """Who has no hand-in, chapter by chapter."""
+    names = [
+        (sheet.title, [pages[who]["learner"] for who, one in sheet.rows if not one.items and one.status == "missing"])
+        for sheet in found
+    ]
+    return [(title, who) for title, who in names if who]
 
 
 def _overview(
-    found: Sequence[Sheet], rows: Sequence[Row], learners: Sequence[str], pages: Mapping[str, str]
+    found: Sequence[Sheet], learners: Sequence[str], pages: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     """Learners by chapters; of two hand-ins for one chapter the better one counts."""
     named = [sheet for sheet in found if sheet.columns]
     best: dict[tuple[str, str], float] = {}
     for sheet in named:
-        for learner, one in sheet.rows:
+        for learner, one in _handed_in(sheet.rows):
             best[sheet.name, learner] = max(one.score, best.get((sheet.name, learner), 0.0))
     lines = []
     for learner in learners:
         scores = [best.get((sheet.name, learner)) for sheet in named]
-        lines.append({"learner": learner, "page": pages[learner], "scores": scores, "total": sum(filter(None, scores))})
+        lines.append({**pages[learner], "scores": scores, "total": sum(filter(None, scores))})
     return {"sheets": named, "lines": lines, "total": sum(sheet.max_score for sheet in named)}
 
 
-def _part(sheet: Sheet, course: Course, pages: Mapping[str, str]) -> dict[str, Any]:
+def _part(sheet: Sheet, course: Course, pages: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     lines = []
     for learner, one in sheet.rows:
         cells = []
@@ -184,7 +215,7 @@ def _part(sheet: Sheet, course: Course, pages: Mapping[str, str]) -> dict[str, A
             item = item_of(one, column)
             kind = outcome(item) if item else "missing"
             cells.append({"item": item, "kind": kind, "tick": _TICK.get(kind, "✗"), "word": WORDS[kind]})
-        lines.append({"learner": learner, "page": pages[learner], "one": one, "cells": cells})
+        lines.append({**pages[learner], "one": one, "cells": cells, "here": bool(_handed_in([(learner, one)]))})
     common = [
         {"name": name, "item": item, "learners": learners, "belief": course.belief(item, name)}
         for name, item, learners in smells(sheet.rows)
@@ -213,102 +244,3 @@ def _drawn(bars: Sequence[Bar]) -> dict[str, Any]:
         for index, bar in enumerate(bars)
     ]
     return {"marks": marks, "said": ", ".join(f"{bar.label} {bar.count}" for bar in bars)}
-
-
-_PAGE = """{% extends "base" %}
-{% macro chart(drawn) %}
-<svg viewBox="0 0 240 106" role="img" aria-label="{{ drawn.said }}">
-<line class="axis" x1="0" x2="240" y1="78.5" y2="78.5"/>
-{% for mark in drawn.marks %}
-<rect class="bar {{ mark.bar.tone }}" x="{{ mark.x }}" y="{{ mark.y }}" width="{{ mark.width }}"\
- height="{{ mark.height }}"/>
-<text x="{{ mark.middle }}" y="{{ mark.y - 3 }}" text-anchor="middle">{{ mark.bar.count or "" }}</text>
-{% for line in mark.lines %}
-<text x="{{ mark.middle }}" y="{{ 90 + 12 * loop.index0 }}" text-anchor="middle">{{ line }}</text>
-{% endfor %}
-{% endfor %}
-</svg>
-{% endmacro %}
-{% macro who(line) %}<th scope="row"><a href="{{ line.page }}">{{ line.learner }}</a></th>{% endmacro %}
-{% block main %}
-<h1>Gradebook</h1>
-<p class="muted">{{ course }}. For the one who teaches: it names everybody. A page in <code>feedback/</code> is for its\
- learner alone.{% if tiers %} Learner code ran behind: {{ tiers | join(", ") }}.{% endif %}</p>
-<ul class="facts">
-{% for number, words in facts %}<li><b>{{ number }}</b> {{ words }}</li>
-{% endfor %}
-</ul>
-{% if watch %}
-<h2>To look at</h2>
-<p class="muted">What could not be graded as it was, and what was noticed. A note is no accusation: look before you\
- decide.</p>
-<div class="scroll" tabindex="0" role="region" aria-label="To look at"><table class="sortable">
-<thead><tr><th scope="col">Learner</th><th scope="col">Chapter</th><th scope="col">Status</th><th scope="col">Why</th>\
-</tr></thead>
-<tbody>
-{% for line in watch %}
-<tr>{{ who(line) }}<td>{{ line.chapter or "–" }}</td><td><span class="mark {{ line.status }}">\
-{{ line.status | status }}</span></td>\
-<td class="why">{% for why in line.why %}{{ why }}{% if not loop.last %}<br>{% endif %}{% endfor %}</td></tr>
-{% endfor %}
-</tbody></table></div>
-{% endif %}
-{% if overview %}
-<h2>All chapters</h2>
-<div class="scroll" tabindex="0" role="region" aria-label="All chapters"><table class="sortable wide overview">
-<caption>Points. A dash: no hand-in. Choose a head to sort by it.</caption>
-<thead><tr><th scope="col">Learner</th>{% for sheet in overview.sheets %}<th scope="col" class="num">\
-{{ sheet.name[:2] }} of {{ sheet.max_score | number }}</th>{% endfor %}<th scope="col" class="num">Total of\
- {{ overview.total | number }}</th></tr></thead>
-<tbody>
-{% for line in overview.lines %}
-<tr>{{ who(line) }}{% for score in line.scores %}<td class="num" data-value="{{ -1 if score is none else score }}">\
-{% if score is none %}–{% else %}{{ score | number }}{% endif %}</td>{% endfor %}<td class="num"\
- data-value="{{ line.total }}">{{ line.total | number }}</td></tr>
-{% endfor %}
-</tbody></table></div>
-{% endif %}
-{% for part in parts %}
-<h2>{{ part.sheet.title }}</h2>
-<div class="scroll" tabindex="0" role="region" aria-label="{{ part.sheet.title }}"><table class="sortable wide">
-<caption>Points by exercise. Choose a head to sort by it.</caption>
-<thead><tr><th scope="col">Learner</th><th scope="col">Status</th>\
-{% for column in part.sheet.columns %}<th scope="col" class="num">{{ column.position }} {{ column.id }}\
- ({{ column.max_score | number }})</th>{% endfor %}\
-<th scope="col" class="num">Total{% if part.sheet.columns %} of {{ part.sheet.max_score | number }}{% endif %}</th>\
-</tr></thead>
-<tbody>
-{% for line in part.lines %}
-<tr>{{ who(line) }}<td><span class="mark {{ line.one.status }}">{{ line.one.status | status }}</span></td>\
-{% for cell in line.cells %}{% if cell.item %}<td class="num score" data-value="{{ cell.item.score }}">\
-{{ cell.item.score | number }} <span class="mark {{ cell.kind }}" title="{{ cell.word }}">\
-<span aria-hidden="true">{{ cell.tick }}</span><span class="hidden">{{ cell.word }}</span></span></td>\
-{% else %}<td class="num" data-value="-1">–</td>{% endif %}\
-{% endfor %}\
-<td class="num" data-value="{{ line.one.score }}"><b>{{ line.one.score | number }}</b></td></tr>
-{% endfor %}
-</tbody></table></div>
-{% if part.charts %}
-<h3>How it went</h3>
-<ul class="charts">
-<li><h4>Share of the points, hand-ins</h4>{{ chart(part.scores) }}</li>
-{% for one in part.charts %}
-<li><h4>{{ one.column.position }} {{ one.column.title }}</h4>{{ chart(one.bars) }}</li>
-{% endfor %}
-</ul>
-{% endif %}
-{% if part.common %}
-<h3>The commonest misconceptions</h3>
-<div class="scroll" tabindex="0" role="region" aria-label="Misconceptions"><table class="sortable list">
-<thead><tr><th scope="col" class="num">Learners</th><th scope="col">Misconception</th><th scope="col">What it\
- believes</th><th scope="col">Exercise</th></tr></thead>
-<tbody>
-{% for one in part.common %}
-<tr><td class="num">{{ one.learners }}</td><td><code>{{ one.name }}</code></td><td class="why">{{ one.belief or "–" }}\
-</td><td>{{ one.item }}</td></tr>
-{% endfor %}
-</tbody></table></div>
-{% endif %}
-{% endfor %}
-{% endblock %}
-"""

@@ -11,10 +11,10 @@ from pathlib import Path
 from course_lib.errors import CourseError
 from course_lib.grading.assignment import Assignment, Item
 from course_lib.grading.grade import GradedItem, Submission
-from course_lib.grading.roster import fold
+from course_lib.grading.roster import Learner, Names, fold
 from course_lib.grading.table import read_rows
 
-__all__ = ["Override", "apply_overrides", "read_overrides", "unused_overrides"]
+__all__ = ["Override", "apply_overrides", "by_roster", "read_overrides", "unused_overrides"]
 
 _HEAD = {
     "student": ("student", "learner", "studentid", "id"),
@@ -64,6 +64,24 @@ def read_overrides(path: Path) -> list[Override]:
     return list(found.values())
 
 
+def by_roster(overrides: Sequence[Override], roster: Sequence[Learner] | None) -> list[Override]:
+    """The same, with the id of whoever is written down by name, address or login.
+
+    CourseError when two lines are of one student and exercise after all.
+    """
+    if not roster:
+        return list(overrides)
+    names = Names(list(roster))
+    found: dict[tuple[str, str], Override] = {}
+    for one in overrides:
+        learners = names.exactly(one.student)
+        named = replace(one, student=next(iter(learners))) if len(learners) == 1 else one
+        first = found.setdefault((named.student.casefold(), named.item.casefold()), named)
+        if first is not named:
+            raise CourseError(f"overrides, line {one.line} repeats the student and item of line {first.line}")
+    return list(found.values())
+
+
 def apply_overrides(
     learner: str, submission: Submission, overrides: Sequence[Override], assignment: Assignment | None
 ) -> Submission:
@@ -94,18 +112,23 @@ def apply_overrides(
 
 
 def unused_overrides(rows: Sequence[tuple[str, Submission]], overrides: Sequence[Override]) -> list[str]:
-    """A line for each override of a learner or an exercise that is not there."""
-    known: dict[str, set[str]] = {}
+    """A line for each override of a learner or an exercise that is not there, or of more points than there are."""
+    known: dict[str, dict[str, GradedItem]] = {}
     for learner, submission in rows:
-        names = known.setdefault(learner.casefold(), set())
+        names = known.setdefault(learner.casefold(), {})
         for item in submission.items:
-            names |= {item.id, item.position, _place(item.position)}
+            names |= dict.fromkeys((item.id, item.position, _place(item.position)), item)
     lines = []
     for one in overrides:
         if one.student.casefold() not in known:
             lines.append(f"overrides, line {one.line}: there is no hand-in of {one.student!r}")
         elif one.item.casefold() not in known[one.student.casefold()]:
             lines.append(f"overrides, line {one.line}: {one.student!r} has no exercise {one.item!r}")
+        elif one.points > (found := known[one.student.casefold()][one.item.casefold()]).max_score:
+            lines.append(
+                f"overrides, line {one.line}: {one.points:g} points are more than the {found.max_score:g} of "
+                f"{found.id}; they count as they stand"
+            )
     return lines
 
 

@@ -30,7 +30,8 @@ body.narrow { max-width: 48rem; }
 h1, h2, h3, li { overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; } h2 { font-size: 1.25rem; margin: 2.25rem 0 .5rem; }
 h3 { font-size: 1.05rem; margin: 1.5rem 0 .4rem; } p { margin: .35rem 0; } a { color: var(--link); }
-.muted { color: var(--muted); } .num { text-align: right; font-variant-numeric: tabular-nums; }
+.muted, .id { color: var(--muted); } .id { font-weight: 400; font-size: .87em; } details { margin: .6rem 0; }
+summary { cursor: pointer; } .num { text-align: right; font-variant-numeric: tabular-nums; }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 ul.facts { list-style: none; display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; padding: 0; }
 ul.facts li { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: .5rem .9rem; }
@@ -44,7 +45,7 @@ thead th { background: var(--panel); vertical-align: bottom; } tbody tr:last-chi
 tbody th { font-weight: 600; background: var(--paper); overflow-wrap: anywhere; min-width: 7rem; max-width: 16rem; }
 table.wide tbody th, table.wide thead th:first-child { position: sticky; left: 0; }
 table.list, table.overview { width: auto; min-width: min(100%, 30rem); }
-td.why { overflow-wrap: anywhere; min-width: 12rem; } td.score { white-space: nowrap; }
+td.why { overflow-wrap: anywhere; min-width: 18rem; } td.score { white-space: nowrap; }
 th.num button { text-align: right; } th button { font: inherit; font-weight: 600; color: inherit; background: none;
   border: 0; padding: 0; cursor: pointer; text-align: left; } th button:hover { text-decoration: underline; }
 th button::after { content: " \\2195"; color: var(--muted); font-weight: 400; }

@@ -6,17 +6,19 @@ Nothing is written but notebooks and inner archives out of archives, under numbe
 import io
 import os
 import re
+import shutil
 import stat
 import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 from course_lib.errors import CourseError
 from course_lib.grading.handins import MAX_BYTES
 
-__all__ = ["MAX_MEMBERS", "MAX_UNPACKED", "Candidate", "find_candidates"]
+__all__ = ["MAX_MEMBERS", "MAX_UNPACKED", "Candidate", "find_candidates", "unpacking_room"]
 
 MAX_UNPACKED = 4 * 2**30
 """Bytes that all archives of one collection may hold together."""
@@ -178,6 +180,21 @@ class _Search:
                 out.write(block)
         self.left -= size
         return ""
+
+
+def unpacking_room(results: Path | None) -> "TemporaryDirectory[str]":
+    """Where archives are unpacked: a class's results (None: the system's temporary folder), cleared of killed runs.
+
+    Its name begins with a dot: where the results lie among the hand-ins, it is none of them.
+    """
+    if results is None:
+        return TemporaryDirectory(prefix="course-handins-")
+    for old in results.glob(".unpacked-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        return TemporaryDirectory(prefix=".unpacked-", dir=results)
+    except OSError as error:
+        raise CourseError(f"{results}: cannot be written: {error.strerror or error}") from None
 
 
 def find_candidates(roots: list[Path], room: Path, notes: list[str]) -> list[Candidate]:

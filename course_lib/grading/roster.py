@@ -9,7 +9,7 @@ who.within("hw3-doe-jane-v2")  # the same, for a name that stands somewhere in t
 import re
 import unicodedata
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from course_lib.errors import CourseError
@@ -40,12 +40,16 @@ _LONGEST_NAME = 6
 
 @dataclass(frozen=True)
 class Learner:
-    """One row of the class list; `others` are further ids (a login, a platform's number)."""
+    """One row of the class list; `others` are further ids (a login, a platform's number).
+
+    `cells`: (head, cell) of the columns that say who it is, as the list has them; () of a list without a head.
+    """
 
     id: str
     name: str = ""
     email: str = ""
     others: tuple[str, ...] = ()
+    cells: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
 
 def words(text: str) -> list[str]:
@@ -66,7 +70,12 @@ def read_roster(path: Path) -> list[Learner]:
     if not rows:
         raise CourseError(f"{path}: the class list is empty")
     columns = _columns([fold(cell) for cell in rows[0][1]])
+    who: list[tuple[int, str]] = []
     if columns:
+        known = {index for indexes in columns.values() for index in indexes}
+        head = rows[0][1]
+        # Canvas imports no gradebook without its column of sections.
+        who = [(index, cell) for index, cell in enumerate(head) if index in known or fold(cell) == "section"]
         rows = rows[1:]
     else:
         columns = _guessed(rows[0][1])
@@ -83,7 +92,7 @@ def read_roster(path: Path) -> list[Learner]:
         if key in lines:
             raise CourseError(f"{path}: line {line} repeats the id {learner.id!r} of line {lines[key]}")
         lines[key] = line
-        found.append(learner)
+        found.append(replace(learner, cells=tuple((name, row.get(index, "")) for index, name in who)))
     if not found:
         raise CourseError(f"{path}: the class list has a head and nobody in it")
     return found

@@ -9,10 +9,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from course_lib.chapters import read_chapter
+from course_lib.errors import CourseError
 from course_lib.grading.assignment import Assignment, assignment_paths, load_assignment
 from course_lib.grading.grade import GradedItem, Submission
+from course_lib.machine import material_dir
 
 __all__ = [
     "OUTCOMES",
@@ -80,6 +84,8 @@ class Course:
     title: str = "Pre-training, Measured"
     assignments: tuple[Assignment, ...] = ()
     beliefs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Of chapters, by the assignment's name."""
 
     def belief(self, item: str, misconception: str) -> str:
         """The sentence, "" when it is not known."""
@@ -96,7 +102,15 @@ def read_course(rows: Sequence[Row] = ()) -> Course:
     assignments = tuple(load_assignment(path) for path in paths)
     smelt = {item.id for _, one in rows for item in one.items if item.misconception}
     modules = [one.checks for one in assignments if smelt & {item.id for item in one.items}]
-    return Course(assignments=assignments, beliefs=_beliefs(modules) if modules else {})
+    titles = {path.stem: title for path in paths if (title := _chapter_title(path.stem))}
+    return Course(assignments=assignments, beliefs=_beliefs(modules) if modules else {}, titles=titles)
+
+
+def _chapter_title(name: str) -> str:
+    """As the chapter calls itself; "" where its page is not there or says none."""
+    with suppress(CourseError, OSError, ValueError, LookupError):
+        return read_chapter(material_dir() / "notebooks" / f"{name}.ipynb").title
+    return ""
 
 
 def _beliefs(modules: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -163,7 +177,7 @@ def sheets(rows: Sequence[Row], course: Course | None = None) -> list[Sheet]:
             for graded in one.items:
                 fresh = Column(graded.id, graded.position, graded.title, graded.max_score)
                 columns.setdefault(graded.id, fresh)
-        found.append(Sheet(name, _title(name), tuple(sorted(columns.values(), key=_place)), tuple(mine)))
+        found.append(Sheet(name, _title(name, course), tuple(sorted(columns.values(), key=_place)), tuple(mine)))
     if lost and len(names) != 1:
         found.append(Sheet("", "Of no known chapter", (), tuple(lost)))
     return found
@@ -180,9 +194,9 @@ def _chapter(submission: Submission, course: Course) -> str:
     return first.position.partition(".")[0]
 
 
-def _title(name: str) -> str:
+def _title(name: str, course: Course) -> str:
     chapter, _, rest = name.partition("_")
-    words = rest.replace("_", " ")
+    words = course.titles.get(name, rest.replace("_", " "))
     return f"Chapter {int(chapter)}{': ' if words else ''}{words}" if chapter.isdigit() else name
 
 

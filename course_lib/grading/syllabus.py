@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 from course_lib.chapters import chapters
@@ -123,7 +124,8 @@ def as_lines(rows: Sequence[Row], weeks: int | None = None) -> list[str]:
         lines.append(f"{name}  {total}")
         for item in row.assignment.items:
             claims = " ".join(str(claim) for claim in item.claims) or "-"
-            facts = f"{item.points:>4g} points {item.minutes:>4g} minutes  claims {claims}"
+            points = f"{item.points:>4g} {'point ' if item.points == 1 else 'points'}"
+            facts = f"{points} {item.minutes:>4g} minutes  claims {claims}"
             lines.append(f"  {item.position:<6} {item.id:<26} {facts:<44} {item.title}")
     return [*lines, _total(rows)]
 
@@ -145,18 +147,31 @@ def as_markdown(rows: Sequence[Row], weeks: int | None = None) -> list[str]:
 
 
 def _words(week: Week) -> str:
-    """`chapter 3 with exercises, chapter 4` for what is read and solved in one week."""
-    words: list[str] = []
+    """`chapter 3 with exercises, chapter 4` for what is read and solved in one week; `chapters 3 to 5` for many."""
+    parts: list[tuple[int, str]] = []
     for task in week.tasks:
         kind, number = task.split()
-        if kind == "exercises" and words and words[-1] == f"chapter {number}":
-            words[-1] += " with exercises"
+        if kind == "exercises" and parts and parts[-1] == (int(number), "chapter"):
+            parts[-1] = int(number), "both"
         else:
-            words.append(task if kind == "chapter" else f"exercises of chapter {number}")
+            parts.append((int(number), kind))
+    words = []
+    for (kind, _), group in groupby(enumerate(parts), key=lambda pair: (pair[1][1], pair[1][0] - pair[0])):
+        numbers = [number for _, (number, _) in group]
+        dash = " and " if len(numbers) == 2 else " to "
+        named = f"chapters {numbers[0]}{dash}{numbers[-1]}" if len(numbers) > 1 else f"chapter {numbers[0]}"
+        words.append({"both": f"{named} with exercises", "exercises": f"exercises of {named}"}.get(kind, named))
     return ", ".join(words)
 
 
 def _total(rows: Sequence[Row]) -> str:
     reading, solving = sum(row.minutes for row in rows), sum(row.exercise_minutes for row in rows)
     points = sum(row.points for row in rows)
-    return f"in all {points:g} points, {reading / 60:.0f} hours to read and {solving / 60:.0f} hours to solve"
+    return f"in all {points:g} points, {_hours(reading)} to read and {_hours(solving)} to solve"
+
+
+def _hours(minutes: float) -> str:
+    """In whole hours where it is ten or more; a short part says its half hours."""
+    hours = minutes / 60
+    shown = f"{hours:.0f}" if hours >= 10 else f"{hours:.1f}"
+    return "1 hour" if shown == "1.0" else f"{shown} hours"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -220,7 +221,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     for room in ("bundle", "assignment", "release"):  # another test's material may stand there
         monkeypatch.setattr(f"course_lib.grading.{room}.material_dir", lambda: ROOT)
     assert release_main(["--class", str(tmp_path / "class"), "--chapters", "1"]) == 0
-    assert "exercises of 1 chapters, 12 points, without hints" in capsys.readouterr().out
+    assert "exercises of 1 chapter, 12 points, without hints" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         release_main(["--hints"])
     with pytest.raises(SystemExit):
@@ -246,6 +247,11 @@ def test_nbgraders_layout(tmp_path: Path) -> None:
         "source/01_objective/01_objective.ipynb",
         "source/03_gradient_accumulation/03_gradient_accumulation.ipynb",
     ]
+    seeds = [re.findall(r'SEED", "(\d+)"', (tmp_path / "nbgrader_config.py").read_text(encoding="utf-8"))]
+    write_nbgrader(tmp_path / "again", chapters=[1], material=ROOT)
+    seeds.append(re.findall(r'SEED", "(\d+)"', (tmp_path / "again" / "nbgrader_config.py").read_text(encoding="utf-8")))
+    assert seeds[0] != seeds[1] and all(len(one) == 1 and int(one[0]) >= 10**8 for one in seeds), "drawn for each"
+    shutil.rmtree(tmp_path / "again")
     notebook = nbformat.read(tmp_path / found[1], 4)
     assert any(BEGIN in cell.source for cell in notebook.cells)
     assert not any("hints" in course_of(cell) for cell in notebook.cells)

@@ -7,7 +7,8 @@ import pytest
 from course_lib.errors import CourseError
 from course_lib.grading.assignment import Assignment
 from course_lib.grading.grade import GradedItem, Submission
-from course_lib.grading.overrides import Override, apply_overrides, read_overrides, unused_overrides
+from course_lib.grading.overrides import Override, apply_overrides, by_roster, read_overrides, unused_overrides
+from course_lib.grading.roster import Learner
 
 ROW = Submission(
     "ann",
@@ -40,6 +41,23 @@ def test_what_fits_nobody_is_told() -> None:
         [("ann", ROW)], [Override("ann", "3.1", 1, ""), Override("ann", "x", 1, "", 3), Override("b", "x", 1, "", 4)]
     )
     assert len(lines) == 2 and "line 3" in lines[0] and "no hand-in of 'b'" in lines[1]
+
+
+def test_more_points_than_there_are_count_and_are_told() -> None:
+    overrides = [Override("ann", "3.1", 7, "a bonus", 2), Override("ann", "3.2", 2, "", 3)]
+    row = apply_overrides("ann", ROW, overrides, None)
+    assert row.score == 9
+    (line,) = unused_overrides([("ann", row)], overrides)
+    assert "line 2: 7 points are more than the 1 of double" in line
+
+
+def test_a_student_may_be_written_as_the_class_list_has_them() -> None:
+    roster = [Learner("u1", "Ann Lee", "ann@uni.edu"), Learner("u2", "Bo Lee", "bo@uni.edu")]
+    written = [Override(name, "3.1", 1, "", line) for line, name in enumerate(("Lee, Ann", "bo@uni.edu", "Lee", "zed"))]
+    assert [one.student for one in by_roster(written, roster)] == ["u1", "u2", "Lee", "zed"]
+    assert by_roster(written, None) == written
+    with pytest.raises(CourseError, match="line 5 repeats the student and item of line 4"):
+        by_roster([Override("u1", "3.1", 1, "", 4), Override("Ann Lee", "3.1", 2, "", 5)], roster)
 
 
 def test_reading(tmp_path: Path) -> None:

@@ -170,9 +170,9 @@ def test_histograms_count_every_hand_in_once() -> None:
     half = handed_in("passed", "failed", "timeout", "passed")
     (sheet,) = sheets([("a", ALL), ("b", NONE), ("c", half), ("d", EMPTY), ("e", ABSENT)])
     bars = {bar.label: bar.count for bar in outcome_bars(sheet, "total")}
-    assert bars == {"passed": 1, "wrong": 1, "not tried": 1, "no answer": 2}
+    assert bars == {"passed": 1, "wrong": 1, "not tried": 1, "no answer": 1}, "who handed in nothing is not counted"
     shares = [bar.count for bar in score_bars(sheet)]
-    assert shares == [3, 0, 0, 0, 0, 1, 0, 0, 0, 1], "5 of 10 points lie in the bar of 50%, full marks in the last"
+    assert shares == [2, 0, 0, 0, 0, 1, 0, 0, 0, 1], "5 of 10 points lie in the bar of 50%, full marks in the last"
 
 
 def test_the_commonest_misconceptions_first_and_a_learner_once() -> None:
@@ -270,6 +270,25 @@ def test_several_chapters_get_a_table_of_all(tmp_path: Path) -> None:
     other = Submission("y", "graded", (GradedItem("sum", "91.1", "Sum", "passed", 2, 2, ""),), assignment="91_other")
     page = Page(write_gradebook(tmp_path, [("ann", ALL), ("ann", other), ("bob", NONE)], Course()))
     assert "All chapters" in page.text and "Total of 12" in page.text and "ann 10 2 12 bob 0 – 0" in page.text
+
+
+def test_the_gradebook_has_names_and_counts_no_absence(tmp_path: Path) -> None:
+    people = {"1001": Learner("1001", "Lee, Ann"), "bob": Learner("bob", "Bob")}
+    rows = [("1001", ALL), ("bob", ABSENT), ("cy", EMPTY)]
+    course = Course(titles={"90_fixture": "The fixture's own"})
+    page = Page(write_gradebook(tmp_path, rows, course, people))
+    assert "3 learners 2 hand-ins 1 graded 1 unreadable 1 missing" in page.text
+    assert "Lee, Ann 1001" in page.text and "bob no hand-in" in page.text and "Bob" not in page.text
+    assert "Chapter 90: The fixture's own (1): bob" in page.text
+    start, end = page.text.index("To look at"), page.text.index("Who has no hand-in")
+    assert "cy" in page.text[start:end] and "bob" not in page.text[start:end]
+    assert re.search(r"bob no hand-in (– )+Lee|bob no hand-in (– )+cy", page.text), "a dash, not 0"
+
+
+def test_a_chapter_is_called_what_its_page_calls_it() -> None:
+    course = read_course([("ann", Submission("x", "graded", assignment="01_objective"))])
+    assert course.titles.get("01_objective") in ("The objective", None), "None: another test's material stands there"
+    assert sheets([("ann", ALL)], Course(titles={"90_fixture": "A title"}))[0].title == "Chapter 90: A title"
 
 
 def test_an_empty_class_is_a_page_too(tmp_path: Path) -> None:
@@ -377,14 +396,21 @@ def test_a_class_gets_a_results_file_for_each_hand_in(tmp_path: Path) -> None:
 
 def test_the_options_of_a_class_write_its_reports(tmp_path: Path, fixture_assignment: Assignment) -> None:
     names = {"csv": tmp_path / "t.csv", "html": tmp_path / "book", "gradescope": tmp_path / "gs"}
-    options = argparse.Namespace(**names, bom=True)
+    options = argparse.Namespace(**names, bom=True, lms=tmp_path / "lms.csv")
     by_hand = Submission("x", "graded", ALL.items, ("double: 1 points by hand in place of 0: kind",), "90_fixture")
-    lines = write_class_reports(options, [("ann", by_hand), ("mo", ABSENT)], {"ann": Learner("ann", "Ann")})
-    assert len(lines) == 3 and (tmp_path / "t.csv").read_bytes()[:3] == b"\xef\xbb\xbf"
-    assert [row["name"] for row in read_csv(tmp_path / "t.csv")] == ["Ann", ""]
+    people = {"ann": Learner("ann", "Ann Lee")}
+    loose = ["x.ipynb: nobody in the class list is named by it"]
+    lines = write_class_reports(options, [("ann", by_hand), ("mo", ABSENT)], people, list(people.values()), loose)
+    assert len(lines) == 4 and loose[0] in Page(tmp_path / "book" / "index.html").text
+    assert read_csv(tmp_path / "lms.csv") == [
+        {"student": "ann", "90_fixture": "10"},
+        {"student": "mo", "90_fixture": ""},
+    ]
+    assert (tmp_path / "t.csv").read_bytes()[:3] == b"\xef\xbb\xbf"
+    assert [row["name"] for row in read_csv(tmp_path / "t.csv")] == ["Ann Lee", ""]
     assert "by hand in place of 0: kind" in Page(tmp_path / "book" / "feedback" / "ann.html").text
     assert (tmp_path / "gs" / "mo" / "90_fixture" / "results.json").exists()
-    nothing = argparse.Namespace(csv=None, html=None, gradescope=None, bom=False)
+    nothing = argparse.Namespace(csv=None, html=None, gradescope=None, lms=None, bom=False)
     assert write_class_reports(nothing, [("ann", ALL)], {}) == [] and write_own(nothing, [ALL]) == []
 
 
