@@ -146,7 +146,9 @@ class _Withhold(ast.NodeTransformer):
             for word in node.keywords:
                 if word.arg in ("cases", "judge"):
                     word.value = ast.Name("withheld", ast.Load())
-            node.keywords = [word for word in node.keywords if word.arg != "misconceptions"]
+        for word in node.keywords:
+            if word.arg == "misconceptions":
+                word.value = ast.Dict([], [])
         return node
 
 

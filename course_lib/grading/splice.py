@@ -22,6 +22,7 @@ from course_lib.grading.sources import (
     checked_names,
     clean,
     defined,
+    grader_parts,
     joined,
     needed,
     parses,
@@ -69,7 +70,8 @@ class Spliced:
         A helper may also stand in another exercise's answer.
         """
         item = self.items[name]
-        lent = [source for key, other in self.items.items() if key != name for source in other.sources]
+        graded = [(course_of(cell)["graded"], cell.source) for cell in self.notebook.cells]
+        lent = [source for about, source in graded if about["role"] == "answer" and about["item"] != name]
         check = next(cell for cell in self.notebook.cells if _is_check(cell, name))
         return reachable([*item.sources, *self.extras], checked_names(check.source), lent)
 
@@ -134,6 +136,13 @@ class _Splicer:
                 item.notes.append(f"its answer stood in {len(cells)} cells; they were joined in order")
             if any(cell.kind != "code" for cell in cells):
                 item.notes.append("its answer cell was not a code cell; it was run as one")
+            part = next(filter(None, map(grader_parts, item.sources)), None)
+            if part:
+                item.notes.append(f"it speaks of a part of the grader (`{part}`); have a look at it")
+                item.doubtful = True
+        part = next(filter(None, (grader_parts(cell.source) for cell in self.extras)), None)
+        if part:
+            self.notes.append(f"one of its own cells speaks of a part of the grader (`{part}`); have a look at it")
         return Spliced(self._build(), self.items, [clean(cell.source) for cell in self.extras], self.notes)
 
     def _match(self, cell: HandInCell) -> None:

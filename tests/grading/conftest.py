@@ -1,13 +1,18 @@
 """An assignment of the tests' own, in a temporary folder, its checks on PYTHONPATH."""
 
+import contextlib
 import json
 import os
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import psutil
 import pytest
 from grading_fixture import ANSWERS, CHECKS, answer, right, solution
 
@@ -78,24 +83,54 @@ def hand_in(tmp_path: Path) -> Callable[[Any], Path]:
 
 @pytest.fixture(scope="module", params=EVERY_TIER)
 def tier_grader(request: pytest.FixtureRequest, fixture_assignment: Assignment) -> Iterator[Grader]:
-    """One grader a module and tier, with limits that are soon reached."""
+    """One grader a module and tier, with limits that are soon reached. When it has gone, nothing is left of it."""
     best = best_tier().name
     name = best if request.param == "best" else request.param
     if request.param == best:
         pytest.skip("this is the best tier, which ran already")
     if not works(name):
         pytest.skip(f"{name} does not work on this machine")
-    with Grader(tier=TIERS[name], limits=SMALL, timeout=20) as grader:
-        yield grader
+    threads, processes = set(threading.enumerate()), set(below())
+    with tempfile.TemporaryDirectory(prefix="t-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        patch.setenv("TMPDIR", folder)
+        with Grader(tier=TIERS[name], limits=SMALL, timeout=20) as grader:
+            yield grader
+        left = os.listdir(folder)
+    soon(lambda: set(threading.enumerate()) <= threads and set(below()) <= processes)
+    assert left == []
 
 
 @pytest.fixture
 def graded(
     tier_grader: Grader, hand_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Submission]:
+) -> Iterator[Callable[..., Submission]]:
+    """Grade a notebook. After the case the grader has as many processes, threads and folders as before."""
+    threads, processes, folders = set(threading.enumerate()), len(below()), os.listdir(tempfile.gettempdir())
+
     def grade(notebook: Any, timeout: float = 20) -> Submission:
         monkeypatch.setattr(tier_grader, "timeout", timeout)
         path = hand_in(notebook)
         return tier_grader.grade(str(path), path)
 
-    return grade
+    yield grade
+    soon(lambda: len(below()) <= processes)
+    soon(lambda: len(set(threading.enumerate()) - threads) <= 2)  # who listens to a worker or judge that is new
+    assert len(os.listdir(tempfile.gettempdir())) <= len(folders)
+
+
+def below() -> list[psutil.Process]:
+    """All processes below this one, but for judges: one is started when its chapter is first met."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if one.status() != psutil.STATUS_ZOMBIE and "course_lib.grading.judge" not in one.cmdline():
+                found.append(one)
+    return found
+
+
+def soon(holds: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"left: {below()} {threading.enumerate()}"
+        time.sleep(0.1)
