@@ -64,7 +64,8 @@ def grade_main(argv: list[str]) -> int:
 
     names = options.handins or [str(work_dir() / "exercises")]
     if not options.handins and not any(Path(names[0]).glob("*.ipynb")):
-        raise CourseError(f"{names[0]}: there are no exercises yet; `python3 start.py lab` copies them there")
+        how = own.how_copied().replace(" it ", " them ")
+        raise CourseError(f"{own.short_path(Path(names[0]))}: there are no exercises yet; {how}")
     places = [] if classroom else own.own_places(names)
     tier = tier_named(options.isolation) if options.isolation else best_tier()
     if options.require_isolation and not tier.walls:

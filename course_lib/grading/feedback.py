@@ -88,7 +88,7 @@ def _part(one: Submission, title: str, course: Course, classroom: bool) -> dict[
         "ahead": next((found for found in items if found["item"] is onward), None),
         "notes": notes,
         "reason": "" if one.items else reason(one),
-        "cases": "nothing attempted yet" if nothing_tried(one) else whose_cases(one),
+        "cases": "nothing attempted yet in what is saved" if nothing_tried(one) else whose_cases(one),
     }
 
 

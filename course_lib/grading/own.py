@@ -30,6 +30,7 @@ __all__ = [
     "Alive",
     "exercise_named",
     "has_hints",
+    "how_copied",
     "is_own_folder",
     "not_begun",
     "not_there",
@@ -123,10 +124,17 @@ def not_there(name: str, path: Path) -> Submission | None:
     known = {one.name: short_path(one) for one in sorted(exercises.glob("*.ipynb"))}
     near = difflib.get_close_matches(path.name, known, 1, 0.75)
     if path.parent.resolve() == exercises.resolve() and path.name in [one.name for one in assignment_paths()]:
-        why = f"there is no {short_path(path)}; `{to_type('lab')}` copies it there"
+        why = f"there is no {short_path(path)}; {how_copied()}"
     else:
         why = "there is no such file" + (f"; did you mean {known[near[0]]}?" if near else "")
     return Submission(name, "missing", flags=(why,))
+
+
+def how_copied() -> str:
+    """How exercises come into the learner's folder; an installed package has no start.py that copies them."""
+    if (material_dir() / "start.py").is_file():
+        return "`python3 start.py lab` copies it there"
+    return f"copy it there from {material_dir() / 'exercises'}"
 
 
 def not_begun(name: str, path: Path, seed: int, tier: str) -> Submission | None:

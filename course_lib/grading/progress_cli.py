@@ -149,7 +149,7 @@ def progress_main(argv: list[str]) -> int:
     else:
         text = "\n".join(as_lines(places, options.chapters, options.all, _fancy()))
         if not any(one for place in places for _, one in place.items):
-            text += f"\n      (nothing has been graded yet: {to_type('grade')} marks here what passes)"
+            text += f"\n      (nothing has been graded yet: what passes in `{to_type('grade')}` is marked here)"
     sys.stdout.write(text + "\n")
     return 0
 

@@ -84,7 +84,7 @@ def folded(text: str, width: int) -> str:
 def _cases(submission: Submission) -> str:
     """Which cases were run: those of the notebook's own checks (seed 0), or others of the same kinds."""
     if nothing_tried(submission):
-        return "nothing attempted yet"
+        return "nothing attempted yet in what is saved"
     if submission.seed == 0:
         return "on the cases that your notebook's checks run"
     return f"on cases that only the grader runs (seed {submission.seed}; --seed 0: those of your notebook)"

@@ -109,14 +109,21 @@ def test_the_chapter_that_is_read_is_not_graded(work: Path, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("no_grader")
-def test_a_file_that_is_not_there_says_what_to_do(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_says_what_to_do(
+    work: Path, material: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, out, _ = said(capsys, "grade", "work/exercises/90_fxture.ipynb")
     there = Path("work", "exercises", "90_fixture.ipynb")
     assert status == 2 and f"did you mean {there}?" in " ".join(out.split())
     (work / "exercises" / "90_fixture.ipynb").unlink()
     (work / "exercises" / "91_other.ipynb").write_text("{}", encoding="utf-8")
     status, out, _ = said(capsys, "grade", "90")
-    assert status == 2 and f"there is no {there}; `course lab` copies it there" in " ".join(out.split())
+    told = " ".join(out.split())
+    assert status == 2 and f"there is no {there}; copy it there from {material / 'exercises'}" in told
+    (work / "exercises" / "91_other.ipynb").unlink()
+    assert f"there are no exercises yet; copy them there from {material / 'exercises'}" in said(capsys, "grade")[2]
+    monkeypatch.setattr(own_room, "material_dir", lambda: ROOT)
+    assert "there are no exercises yet; `python3 start.py lab` copies them there" in said(capsys, "grade")[2]
 
 
 @pytest.mark.usefixtures("no_grader")
