@@ -144,7 +144,7 @@ def write_gradebook(
         facts=_facts(rows, learners, middle),
         tiers=sorted({one.tier for _, one in rows if one.tier}),
         watch=[_watch(row, pages) for row in _handed_in(rows) if row[1].status != "graded" or row[1].flags],
-        loose=[plain(line, 400) for line in loose],
+        loose=[plain(line, 400) for line in loose if not _has_row(line, rows)],
         absent=_absent(found, pages),
         overview=_overview(found, learners, pages) if len(found) > 1 else None,
         parts=parts,
@@ -167,6 +167,10 @@ def _facts(rows: Sequence[Row], learners: Sequence[str], middle: float | None) -
     if middle is not None:
         facts.append((f"{100 * middle:.0f}%", "of the points: the median of what was graded"))
     return facts
+
+
+def _has_row(line: str, rows: Sequence[Row]) -> bool:
+    return any(line in flag for _, one in rows for flag in one.flags)
 
 
 def _who(learner: str, people: Mapping[str, Learner] | None) -> dict[str, str]:
