@@ -4,7 +4,6 @@ import contextlib
 import re
 import time
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +26,8 @@ from course_lib.grading.judge import Judge
 from course_lib.grading.lean import add_checks, write_library
 from course_lib.grading.notebook import course_of
 from course_lib.grading.release import release
-from course_lib.grading.run import CellResult, Ran, Runner
+from course_lib.grading.rerun import Run, run_all
+from course_lib.grading.run import Ran, Runner
 from course_lib.grading.sources import checked_names, defined
 from course_lib.grading.splice import Spliced, SplicedItem, splice
 from course_lib.grading.verdict import decide
@@ -44,6 +44,11 @@ STATUSES = ("passed", "failed", "not_attempted", "missing", "timeout", "kernel_d
 
 DOUBTED = ("failed", "timeout", "kernel_died")
 """What another exercise's damage may have done."""
+
+
+CELLS_IN_TOTAL = 10
+"""How many cells may take all of their time before the hand-in is stopped."""
+LEAST_TOTAL = 300.0
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,8 @@ class Grader:
         submission = grader.grade("smith", Path("smith/03.ipynb"))
 
     `observer`: is told of every notebook that was run for a hand-in, and of what came of it. `cache`: a folder in
-    which graders, and nobody else, keep cases for each other.
+    which graders, and nobody else, keep cases for each other. `timeout`: seconds that a cell may take; `total`: that a
+    hand-in may take, which is ten times as much when it is not said, and no less than five minutes.
     """
 
     def __init__(
@@ -155,9 +161,11 @@ class Grader:
         limits: Limits | None = None,
         observer: Observer | None = None,
         cache: Path | None = None,
+        total: float | None = None,
     ) -> None:
         self.seed = GRADING_SEED if seed is None else seed
         self.timeout, self.tier = timeout, tier or best_tier()
+        self.total = total
         self._limits, self._observer, self._cache = limits, observer, cache
         self._stack = contextlib.ExitStack()
         self._judges: dict[str, Judge] = {}
@@ -214,20 +222,27 @@ class Grader:
             problems.append("it is of another release of these exercises; it was graded against the present one")
         folder, counts = self.cases(assignment)
         _expect(spliced, counts)
-        run = self._run_all(spliced, folder)
+        total = self.total or max(LEAST_TOTAL, CELLS_IN_TOTAL * self.timeout)
+        deadline = time.monotonic() + total
+        run = self._run_all(spliced, folder, deadline)
+        for key in run.late - run.ended.keys():
+            run.ended[key] = "late", f"your notebook took more than {total:g} s in all; this was not reached"
+        if run.late:
+            problems.append(f"it would have taken more than {total:g} s in all, and was stopped")
         verdicts = self._judged(assignment, spliced, run, list(spliced.items))
         problems += run.problems
         flags, items = list(problems), []
         for key, one in spliced.items.items():
             flags += [f"{key}: {note}" for note in one.notes]
             found = _found(one, run, verdicts[key])
-            if found.status in DOUBTED and others_before(spliced, key):
-                again = self._alone(assignment, spliced, key, folder, run.left_out)
+            if found.status in DOUBTED and others_before(spliced, key) and time.monotonic() < deadline:
+                again = self._alone(assignment, spliced, key, folder, run.left_out, deadline)
                 if again.status == "passed":
                     flags.append(
                         f"{key}: it failed after other answers and passed in a kernel of its own, which counts"
                     )
-                if again.status == "passed" or found.status in ("timeout", "kernel_died"):
+                stopped = found.status in ("timeout", "kernel_died") and key not in run.late
+                if again.status == "passed" or stopped:
                     found = replace(again, seconds=found.seconds + again.seconds)
             items.append(found)
         seconds = time.perf_counter() - start
@@ -237,69 +252,33 @@ class Grader:
         status = "graded_with_problems" if problems or doubtful or died else "graded"
         return Submission(name, status, tuple(items), tuple(flags), *whence, seconds)
 
-    def _judged(
-        self, assignment: Assignment, spliced: Spliced, run: "_Run", keys: list[str]
-    ) -> dict[str, dict[str, Any]]:
+    def _judged(self, assignment: Assignment, spliced: Spliced, run: Run, keys: list[str]) -> dict[str, dict[str, Any]]:
         """The judge's verdicts on what a run recorded. To be asked before the next run, which empties the records."""
         sources = {key: spliced.searched(key) for key in keys}
         ours = [cell.source for cell in spliced.notebook.cells if facts(cell)["role"] == "ours"]
         return self.judge(assignment).ask(self.seed, run.records, sources, "\n".join(ours))
 
-    def _alone(self, assignment: Assignment, spliced: Spliced, key: str, cases: Path, left_out: set[str]) -> GradedItem:
+    def _alone(
+        self, assignment: Assignment, spliced: Spliced, key: str, cases: Path, left_out: set[str], deadline: float
+    ) -> GradedItem:
         """One exercise in a fresh kernel, with what it builds on."""
         alone, wanted = lonely(spliced, key, left_out)
-        run = self._run_all(alone, cases)
+        run = self._run_all(alone, cases, deadline)
         if key not in run.ended and any(name in run.ended for name in wanted):
             run.ended[key] = next(run.ended[name] for name in wanted if name in run.ended)
         return _found(spliced.items[key], run, self._judged(assignment, alone, run, [key])[key])
 
-    def _run_all(self, spliced: Spliced, cases: Path) -> "_Run":
-        """Run; when a cell ends the kernel, run again without what did it, so that the other exercises still count."""
-        notebook = deepcopy(spliced.notebook)
-        ended: dict[str, tuple[str, str]] = {}
-        problems: list[str] = []
-        left_out: set[str] = set()
-        while True:
-            done = self._runner.run(notebook, cases, self.seed, self.timeout)
+    def _run_all(self, spliced: Spliced, cases: Path, deadline: float) -> Run:
+        def once(notebook: NotebookNode, left: float) -> Ran:
+            done = self._runner.run(notebook, cases, self.seed, self.timeout, left)
             if self._observer is not None:
                 self._observer(notebook, done)
-            fatal = [one for one in done.cells.values() if one.outcome == "died" or one.deaf]
-            if not fatal:
-                return _Run(done.cells, ended, done.records, problems, left_out)
-            culprit = fatal[0]
-            status = "timeout" if culprit.deaf else "kernel_died"
-            if culprit.role == "extra":
-                problems.append(f"one of its own cells ended the kernel and was left out ({status})")
-                left_out.add(culprit.cell)
-            elif culprit.item is not None and culprit.item not in ended:
-                ended[culprit.item] = status, culprit.message
-                if ended.keys() == spliced.items.keys():
-                    return _Run(done.cells, ended, done.records, problems, left_out)
-            else:
-                problems.append("a cell of ours ended the kernel")
-                ended = {**dict.fromkeys(spliced.items, (status, "")), **ended}
-                return _Run(done.cells, ended, done.records, problems, left_out)
-            for cell in notebook.cells:
-                about = facts(cell)
-                if cell.id == culprit.cell or (culprit.item is not None and about["item"] == culprit.item):
-                    cell.source, cell.outputs, cell.execution_count = "", [], None
+            return done
+
+        return run_all(spliced, once, self.timeout, deadline)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What came of a notebook's cells, which exercises ended its kernel and how, and the folder of records.
-
-    `problems`: a line for each cell that belongs to no exercise and ended the kernel; `left_out`: the ids of those.
-    """
-
-    cells: dict[str, CellResult]
-    ended: dict[str, tuple[str, str]]
-    records: Path
-    problems: list[str]
-    left_out: set[str]
-
-
-def _found(one: SplicedItem, run: _Run, verdict: dict[str, Any]) -> GradedItem:
+def _found(one: SplicedItem, run: Run, verdict: dict[str, Any]) -> GradedItem:
     """One exercise's row."""
     item = one.item
     mine = [result for result in run.cells.values() if result.item == item.id]

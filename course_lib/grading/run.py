@@ -71,16 +71,25 @@ class Runner:
     ) -> None:
         self._child.stop()
 
-    def run(self, notebook: NotebookNode, cases: Path | None, seed: int, timeout: float) -> Ran:
-        """Run every cell; `timeout`: seconds a cell may take. CourseError when no worker can be started."""
+    def run(
+        self, notebook: NotebookNode, cases: Path | None, seed: int, timeout: float, total: float | None = None
+    ) -> Ran:
+        """Run every cell; `timeout`: seconds a cell may take, `total`: all of them. CourseError when no worker can.
+
+        The worker keeps to both, and what was not reached is not in `cells`; our own patience is for one that hangs.
+        """
         text = dump(notebook).decode("utf-8")
         wish: dict[str, Any] = {"notebook": text, "cases": str(cases) if cases else None, "seed": seed}
-        wish |= {"timeout": timeout, "limits": asdict(self.limits)}
+        wish |= {"timeout": timeout, "total": total, "limits": asdict(self.limits)}
         code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        answer = self._child.insist(wish, START_UP + (timeout + 10) * len(code_cells))
+        longest = (timeout + 10) * len(code_cells)
+        longest = longest if total is None else min(longest, total + timeout + 60)
+        answer = self._child.insist(wish, START_UP + longest)
         if answer:
             return _ran(answer, code_cells)
-        raise CourseError("a worker of the grader ended twice on one hand-in; run it again with --isolation process")
+        raise CourseError(
+            "a worker of the grader hung, or ended twice, on one hand-in; run it again with --isolation process"
+        )
 
 
 def _ran(answer: dict[str, Any], code_cells: list[NotebookNode]) -> Ran:

@@ -18,9 +18,14 @@ def _raised(result: CellResult) -> str:
 def decide(
     one: SplicedItem, mine: list[CellResult], ended: tuple[str, str] | None, verdict: dict[str, Any]
 ) -> tuple[str, str, str | None]:
-    """Status, message and misconception of one exercise. Points need both: nbval's pass and the judge's."""
+    """Status, message and misconception of one exercise. Points need both: nbval's pass and the judge's.
+
+    `ended`: what ended the kernel in it (`kernel_died`, `timeout`), or that the hand-in's time was over (`late`).
+    """
     if not one.sources:
         return "missing", "its answer cell is not in the notebook", None
+    if ended is not None and ended[0] == "late":
+        return ("not_attempted", "not attempted yet", None) if one.untouched else ("timeout", ended[1], None)
     if ended is not None and ended[0] == "kernel_died":
         why = ended[1] if ended[1].startswith("it ") else "quit(), os._exit, a crash, or out of memory"
         return "kernel_died", f"your code ended the kernel ({why})", None

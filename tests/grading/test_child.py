@@ -71,6 +71,9 @@ def test_one_that_has_gone_is_started_again() -> None:
         assert again["a"] == 1 and again["pid"] != pid
     with child(GONE) as one:
         assert one.insist({"a": 1}, 30, tries=2) == {}
+    with child(SILENT) as one:
+        start = time.monotonic()
+        assert one.insist({"a": 1}, 3, tries=3) == {} and time.monotonic() - start < 6, "no second time as long"
 
 
 def test_one_that_is_not_ready_or_not_there_is_an_error_in_a_line() -> None:

@@ -183,6 +183,38 @@ def test_a_problem_is_told_from_a_note(
 
 
 @pytest.mark.slow
+def test_a_hand_in_has_a_time_of_its_own_and_keeps_what_was_reached(
+    graded: Grade, solved: Any, grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells that take long, each within its own time, before the last exercise but one."""
+    at = solved.cells.index(cell_of(solved, "pick"))
+    solved.cells[at:at] = [new_code_cell("import time\ntime.sleep(9)") for _ in range(30)]
+    monkeypatch.setattr(grader, "total", 25.0)
+    start = time.monotonic()
+    found = graded(solved, timeout=10)
+    assert time.monotonic() - start < 90
+    assert statuses(found) == ["passed", "passed", "timeout", "timeout"] and found.score == 3
+    assert message(found, "pick") == "your notebook took more than 25 s in all; this was not reached"
+    assert found.status == "graded_with_problems" and "more than 25 s in all, and" in " ".join(found.flags)
+    solved.cells = [cell for cell in solved.cells if "sleep" not in cell.source]
+    assert statuses(graded(solved)) == ["passed"] * 4, "the next hand-in has its own"
+
+
+@pytest.mark.slow
+def test_the_time_of_a_hand_in_is_not_begun_anew_when_a_kernel_dies(
+    graded: Grade, solved: Any, released: Any, grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(solved, "double", "import time\ntime.sleep(9)\n" + right("double"))
+    answer(solved, "total", "import os\nos._exit(0)")
+    answer(solved, "pick", "time.sleep(9)\n" + right("pick"))
+    answer(solved, "largest", cell_of(released, "largest").source)
+    monkeypatch.setattr(grader, "total", 12.0)
+    found = graded(solved, timeout=10)
+    assert statuses(found) == ["passed", "kernel_died", "timeout", "not_attempted"] and found.score == 1
+    assert "not reached" in message(found, "pick")
+
+
+@pytest.mark.slow
 def test_nothing_is_left_running(graded: Grade, solved: Any) -> None:
     orphan = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600.25)'], "
     answer(solved, "double", orphan + "start_new_session=True)\n" + right("double"))
