@@ -27,10 +27,10 @@ from course_lib.grading.lean import add_checks, write_library
 from course_lib.grading.notebook import course_of
 from course_lib.grading.release import release
 from course_lib.grading.rerun import Run, run_all
-from course_lib.grading.run import Ran, Runner
+from course_lib.grading.run import CellResult, Ran, Runner
 from course_lib.grading.sources import checked_names, defined
 from course_lib.grading.splice import Spliced, SplicedItem, splice
-from course_lib.grading.verdict import decide
+from course_lib.grading.verdict import contradiction, decide, hidden_lines
 from course_lib.machine import work_dir
 
 __all__ = ["GRADING_SEED", "GradedItem", "Grader", "Observer", "Submission", "assignment_of", "handin_paths"]
@@ -234,7 +234,9 @@ class Grader:
         flags, items = list(problems), []
         for key, one in spliced.items.items():
             flags += [f"{key}: {note}" for note in one.notes]
-            found = _found(one, run, verdicts[key])
+            found = _found(assignment, one, run, verdicts[key])
+            doubt = None if key in run.ended else contradiction(one, _of(run, key), verdicts[key])
+            flags += [f"{key}: {doubt}"] if doubt else []
             if found.status in DOUBTED and others_before(spliced, key) and time.monotonic() < deadline:
                 again = self._alone(assignment, spliced, key, folder, run.left_out, deadline)
                 if again.status == "passed":
@@ -266,7 +268,7 @@ class Grader:
         run = self._run_all(alone, cases, deadline)
         if key not in run.ended and any(name in run.ended for name in wanted):
             run.ended[key] = next(run.ended[name] for name in wanted if name in run.ended)
-        return _found(spliced.items[key], run, self._judged(assignment, alone, run, [key])[key])
+        return _found(assignment, spliced.items[key], run, self._judged(assignment, alone, run, [key])[key])
 
     def _run_all(self, spliced: Spliced, cases: Path, deadline: float) -> Run:
         def once(notebook: NotebookNode, left: float) -> Ran:
@@ -278,11 +280,16 @@ class Grader:
         return run_all(spliced, once, self.timeout, deadline)
 
 
-def _found(one: SplicedItem, run: Run, verdict: dict[str, Any]) -> GradedItem:
+def _of(run: Run, key: str) -> list[CellResult]:
+    return [result for result in run.cells.values() if result.item == key]
+
+
+def _found(assignment: Assignment, one: SplicedItem, run: Run, verdict: dict[str, Any]) -> GradedItem:
     """One exercise's row."""
     item = one.item
-    mine = [result for result in run.cells.values() if result.item == item.id]
-    status, message, misconception = decide(one, mine, run.ended.get(item.id), verdict)
+    mine = _of(run, item.id)
+    hidden = hidden_lines(assignment.notebook.cells[item.check].source)
+    status, message, misconception = decide(one, mine, run.ended.get(item.id), verdict, hidden)
     message = re.sub(r"StdinNotImplementedError: [^\n]*", "input() cannot be used in graded code", message)
     score = item.points if status == "passed" else 0.0
     case = verdict["case"] if status == "failed" else None

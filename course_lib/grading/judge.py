@@ -49,7 +49,7 @@ class Judge:
         self._child.stop()
 
     def ask(self, seed: int, records: Path, sources: dict[str, list[str]], context: str) -> dict[str, dict[str, Any]]:
-        """For each exercise id {"status", "line", "message", "misconception", "case", "record"}.
+        """For each exercise id {"status", "line", "message", "misconception", "case", "record", "ran"}.
 
         `sources`: the learner's cells for each exercise, for the search for forbidden names; `context`: our own cells.
         CourseError when the judge cannot be started. What it cannot judge in time has failed.
@@ -60,7 +60,7 @@ class Judge:
         if answer:
             return answer
         message = "what came back could not be judged in time"
-        return {name: _verdict("failed", message, record=True) for name in sources}
+        return {name: _verdict("failed", message, record=True, ran=None) for name in sources}
 
     def lay_out(self, seed: int, folder: Path) -> dict[str, int]:
         """Write the cases of every exercise for this seed into a folder, as data; how many each has. CourseError."""
@@ -77,18 +77,18 @@ def _verdict(status: str, message: str, **more: Any) -> dict[str, Any]:
 
 
 def _judge(exercise: Exercise, request: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on one exercise; `record` says whether its check left anything."""
+    """The verdict on one exercise; `record` says whether its check left anything, `ran` whether that is a whole run."""
     stem = Path(request["records"]) / exercise.id
     name = forbidden_in_source(request["sources"].get(exercise.id, []), exercise.forbidden, request["context"])
     if not stem.with_suffix(".json").exists():
-        return _verdict("failed", "its check recorded nothing", record=False)
+        return _verdict("failed", "its check recorded nothing", record=False, ran=False)
     try:
         record = read_packed(stem)
     except PackError as error:
-        return _verdict("failed", f"what its check recorded {error}", record=True)
+        return _verdict("failed", f"what its check recorded {error}", record=True, ran=False)
     found = judge_record(exercise, record, request["seed"])
     if found.status == "passed" and name:
-        return _verdict("failed", f"`{name}` does this exercise's work: write it yourself", record=True)
+        return _verdict("failed", f"`{name}` does this exercise's work: write it yourself", record=True, ran=True)
     return {
         "status": found.status,
         "message": found.message,
@@ -96,7 +96,18 @@ def _judge(exercise: Exercise, request: dict[str, Any]) -> dict[str, Any]:
         "misconception": found.misconception,
         "case": found.case,
         "record": True,
+        "ran": _ran(record),
     }
+
+
+def _ran(record: Any) -> bool | None:
+    """Whether a record says that every case was run; None when an error of one of them is in it, or is all there is."""
+    try:
+        if record["stopped"]:
+            return False
+        return None if any("error" in entry for entry in record["cases"]) else True
+    except (KeyError, TypeError, IndexError, ValueError):
+        return False
 
 
 def _made_once(cases: Callable[[int], list[Case]]) -> Callable[[int], list[Case]]:

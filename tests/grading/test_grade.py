@@ -258,6 +258,45 @@ def test_a_forged_pass_is_no_points(graded: Grade, released: Any, trick: str) ->
     assert statuses(found) == ["failed", *statuses(found)[1:]] and found.score == 0, found
 
 
+RUN_OUT = "\nimport os, json\nfrom pathlib import Path\nroom = Path(os.environ['COURSE_GRADE_DIR'])\n"
+CONTRADICTIONS = {
+    "printed 'double: passed' and recorded nothing": FORGERIES["rebound check"],
+    "printed 'double: ran' and recorded nothing": (
+        "usual = check\ndef check(name, answer):\n    usual(name, answer)"
+        + RUN_OUT.replace("\n", "\n    ")
+        + "(room / f'{name}.json').unlink()"
+    ),
+    "printed 'double: ran' and recorded something else": (
+        "usual = check\ndef check(name, answer):\n    usual(name, answer)"
+        + RUN_OUT.replace("\n", "\n    ")
+        + "(room / f'{name}.json').write_text('[')"
+    ),
+    "recorded that it ran to its end, and did not print so": (
+        "import contextlib, io\nusual = check\ndef check(name, answer):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n        usual(name, answer)"
+    ),
+    "printed 'double: passed', which no check does": (
+        "usual = check\ndef check(name, answer):\n    print(f'{name}: passed, 3 cases')\n    usual(name, answer)"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", CONTRADICTIONS)
+def test_a_check_that_prints_and_records_two_things_is_flagged(graded: Grade, solved: Any, flag: str) -> None:
+    """A flag for a person, in plain words; no other exercise has one that did not do so."""
+    answer(
+        solved,
+        "double",
+        "if 'usual' not in dir():\n"
+        + "\n".join("    " + line for line in CONTRADICTIONS[flag].splitlines())
+        + "\n"
+        + right("double"),
+    )
+    found = graded(solved)
+    assert any(one.startswith("double: its check ") and flag in one for one in found.flags), found.flags
+
+
 @pytest.mark.slow
 def test_identification(grader: Grader, solved: Any, hand_in: Callable[..., Path]) -> None:
     solved.metadata = {}
