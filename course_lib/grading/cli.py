@@ -116,6 +116,8 @@ def _grade_own(
                 print(f"{name}: nothing attempted yet, 0 of {one.max_score:g} points", file=out, flush=True)
             else:
                 print(text_report(one, 1200, 80, own.has_hints(one)), file=out, flush=True)
+            if one.status == "unreadable" and (way := own.rescue(path)):
+                print(f"  {way}", file=out, flush=True)
             notes.update(dict.fromkeys(keep_progress([one], [path])))
     for line in (*notes, *kept_line(places)):
         print(line, file=out)

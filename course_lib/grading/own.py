@@ -35,6 +35,7 @@ __all__ = [
     "not_begun",
     "not_there",
     "own_places",
+    "rescue",
     "short_path",
 ]
 
@@ -65,7 +66,7 @@ def own_places(names: Sequence[str]) -> list[tuple[str, Path]]:
 
 def _chapter_named(name: str) -> str:
     """The name when a chapter has it; else CourseError with what was meant."""
-    stems = [path.stem for path in assignment_paths()]
+    stems = _stems()
     number = int(name) if name.isascii() and name.isdigit() else None
     if name in stems or number in [int(stem[:2]) for stem in stems]:
         return name if number is None else f"{number:02d}"
@@ -108,7 +109,7 @@ def _exercises(path: Path) -> Path:
 def _no_page(path: Path) -> None:
     """CourseError when a path is the chapter that is read: it has the name of its exercises, and none of them in it."""
     inside = path.resolve().parent in (work_dir().resolve(), (material_dir() / "notebooks").resolve())
-    if not inside or path.stem not in [one.stem for one in assignment_paths()] or not path.is_file():
+    if not inside or path.stem not in _stems() or not path.is_file():
         return
     if b'"nbgrader"' not in path.read_bytes():
         place = short_path(work_dir() / "exercises" / path.name)
@@ -123,7 +124,7 @@ def not_there(name: str, path: Path) -> Submission | None:
     exercises = work_dir() / "exercises"
     known = {one.name: short_path(one) for one in sorted(exercises.glob("*.ipynb"))}
     near = difflib.get_close_matches(path.name, known, 1, 0.75)
-    if path.parent.resolve() == exercises.resolve() and path.name in [one.name for one in assignment_paths()]:
+    if path.parent.resolve() == exercises.resolve() and path.stem in _stems():
         why = f"there is no {short_path(path)}; {how_copied()}"
     else:
         why = "there is no such file" + (f"; did you mean {known[near[0]]}?" if near else "")
@@ -135,6 +136,21 @@ def how_copied() -> str:
     if (material_dir() / "start.py").is_file():
         return "`python3 start.py lab` copies it there"
     return f"copy it there from {material_dir() / 'exercises'}"
+
+
+def rescue(path: Path) -> str:
+    """What to do about an own notebook that cannot be read, "" for others: Jupyter keeps a copy of the last save."""
+    exercises = work_dir() / "exercises"
+    if path.parent.resolve() != exercises.resolve() or not path.is_file():
+        return ""
+    kept = exercises / ".ipynb_checkpoints" / f"{path.stem}-checkpoint.ipynb"
+    if kept.is_file():
+        return f"Jupyter kept an earlier save: {short_path(kept)}"
+    return f"to begin it anew, move it away; {how_copied()}" if path.stem in _stems() else ""
+
+
+def _stems() -> list[str]:
+    return [one.stem for one in assignment_paths()]
 
 
 def not_begun(name: str, path: Path, seed: int, tier: str) -> Submission | None:

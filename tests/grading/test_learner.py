@@ -178,6 +178,39 @@ def test_hints_for_wrong_names(material: Path, capsys: pytest.CaptureFixture[str
     assert status == 0 and "More: course hint 90.2 --level 2" in out
 
 
+def test_an_own_notebook_that_is_broken_says_the_way_out(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(grade_room, "Grader", Unreadable)
+    path = work / "exercises" / "90_fixture.ipynb"
+    path.write_text('{"cells": [', encoding="utf-8")
+    status, out, _ = said(capsys, "grade", "90")
+    assert status == 2 and "to begin it anew, move it away" in out
+    kept = path.parent / ".ipynb_checkpoints" / "90_fixture-checkpoint.ipynb"
+    kept.parent.mkdir()
+    kept.write_text("{}", encoding="utf-8")
+    place = Path("work", "exercises", ".ipynb_checkpoints", kept.name)
+    assert f"Jupyter kept an earlier save: {place}" in said(capsys, "grade", "90")[1]
+    (tmp_path / "90_fixture.ipynb").write_text("{", encoding="utf-8")
+    assert "Jupyter kept" not in said(capsys, "grade", str(tmp_path / "90_fixture.ipynb"))[1]
+
+
+class Unreadable:
+    """A Grader that can read nothing."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __enter__(self) -> "Unreadable":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def grade(self, name: str, path: Path) -> Submission:
+        return Submission(name, "unreadable", flags=(f"{path}: is no notebook",))
+
+
 # ---------------------------------------------------------------- lines
 
 
