@@ -79,9 +79,15 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; its folder is made. CourseError when that cannot be done."""
+    """Write a file whole or not at all; its folder is made. CourseError when that cannot be done.
+
+    What is no file (a pipe, a terminal, /dev/stdout) is written to as it stands: nothing may take its place.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_text(text, encoding="utf-8", errors="replace", newline="")
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("w", encoding="utf-8", errors="replace", newline="") as file:
             file.write(text)

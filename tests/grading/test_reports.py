@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -289,6 +290,19 @@ def test_a_chapter_is_called_what_its_page_calls_it() -> None:
     course = read_course([("ann", Submission("x", "graded", assignment="01_objective"))])
     assert course.titles.get("01_objective") in ("The objective", None), "None: another test's material stands there"
     assert sheets([("ann", ALL)], Course(titles={"90_fixture": "A title"}))[0].title == "Chapter 90: A title"
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("no named pipes here")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_csv(pipe, [("ann", ALL)])
+        assert os.read(reader, 10_000).startswith(b'"student"') and pipe.is_fifo()
+    finally:
+        os.close(reader)
 
 
 def test_an_empty_class_is_a_page_too(tmp_path: Path) -> None:
