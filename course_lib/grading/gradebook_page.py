@@ -26,8 +26,13 @@ PAGE = """{% extends "base" %}
 {% for number, words in facts %}<li><b>{{ number }}</b> {{ words }}</li>
 {% endfor %}
 </ul>
+{% if parts | length > 1 %}
+<nav aria-label="On this page">{% if watch or loose %}<a href="#look">To look at</a>{% endif %}\
+{% if overview %}<a href="#all">All chapters</a>{% endif %}\
+{% for part in parts %}<a href="#part-{{ loop.index }}">{{ part.sheet.title }}</a>{% endfor %}</nav>
+{% endif %}
 {% if watch or loose %}
-<h2>To look at</h2>
+<h2 id="look">To look at</h2>
 <p class="muted">What could not be graded as it was, and what was noticed. A note is no accusation: look before you\
  decide.</p>
 {% if loose %}
@@ -54,7 +59,7 @@ PAGE = """{% extends "base" %}
 </details>
 {% endif %}
 {% if overview %}
-<h2>All chapters</h2>
+<h2 id="all">All chapters</h2>
 <div class="scroll" tabindex="0" role="region" aria-label="All chapters"><table class="sortable wide overview">
 <caption>Points. A dash: no hand-in. Choose a head to sort by it.</caption>
 <thead><tr><th scope="col">Learner</th>{% for sheet in overview.sheets %}<th scope="col" class="num">\
@@ -69,7 +74,7 @@ PAGE = """{% extends "base" %}
 </tbody></table></div>
 {% endif %}
 {% for part in parts %}
-<h2>{{ part.sheet.title }}</h2>
+<h2 id="part-{{ loop.index }}">{{ part.sheet.title }}</h2>
 <div class="scroll" tabindex="0" role="region" aria-label="{{ part.sheet.title }}"><table class="sortable wide">
 <caption>Points by exercise. Choose a head to sort by it.</caption>
 <thead><tr><th scope="col">Learner</th><th scope="col">Status</th>\

@@ -36,14 +36,16 @@ summary { cursor: pointer; } .num { text-align: right; font-variant-numeric: tab
 ul.facts { list-style: none; display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; padding: 0; }
 ul.facts li { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: .5rem .9rem; }
 ul.facts b { display: block; font-size: 1.35rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; border: 1px solid var(--rule); border-radius: 6px; }
+.scroll { overflow: auto; max-height: 90vh; border: 1px solid var(--rule); border-radius: 6px; }
+nav { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: .75rem 0; }
 .scroll:focus-visible, button:focus-visible, a:focus-visible { outline: 3px solid var(--link); outline-offset: 1px; }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 caption { text-align: left; padding: .5rem .6rem; color: var(--muted); }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
-thead th { background: var(--panel); vertical-align: bottom; } tbody tr:last-child > * { border-bottom: 0; }
-tbody th { font-weight: 600; background: var(--paper); overflow-wrap: anywhere; min-width: 7rem; max-width: 16rem; }
+thead th { background: var(--panel); vertical-align: bottom; position: sticky; top: 0; z-index: 1; } tbody tr:last-child > * { border-bottom: 0; }
+tbody th { font-weight: 600; background: var(--paper); overflow-wrap: anywhere; min-width: 9rem; max-width: 16rem; }
 table.wide tbody th, table.wide thead th:first-child { position: sticky; left: 0; }
+table.wide thead th:first-child { z-index: 2; }
 table.list, table.overview { width: auto; min-width: min(100%, 30rem); }
 td.why { overflow-wrap: anywhere; min-width: 18rem; } td.score { white-space: nowrap; }
 th.num button { text-align: right; } th button { font: inherit; font-weight: 600; color: inherit; background: none;
@@ -73,8 +75,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel); 
 @media print { :root { color-scheme: light; --ink: #000; --muted: #444; --paper: #fff; --panel: #fff; --rule: #999;
   --good: #000; --bad: #000; --half: #000; --none: #000; --good-bg: #fff; --bad-bg: #fff; --half-bg: #fff;
   --link: #000; --bar: #444; }
-  body { max-width: none; padding: 0; font-size: 10.5pt; } .scroll { overflow: visible; border: 0; }
-  table.wide tbody th, table.wide thead th:first-child { position: static; } th button::after { content: ""; }
+  body { max-width: none; padding: 0; font-size: 10.5pt; } .scroll { overflow: visible; max-height: none; border: 0; }
+  nav { display: none; } thead th, table.wide tbody th, table.wide thead th:first-child { position: static; }
+  th button::after { content: ""; }
   tr, article, ul.charts li, ul.facts li { break-inside: avoid; } h2, h3 { break-after: avoid; }
   svg .bar { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """

@@ -71,6 +71,22 @@ def test_it_sorts_by_numbers_by_names_and_back(folder, opened):
     assert said == [] and asked == [(folder / "index.html").as_uri()]
 
 
+def test_a_long_table_keeps_its_head_in_sight_and_chapters_are_found(tmp_path, opened):
+    rows = [(f"learner{n}", handed_in(n % 11, 9)) for n in range(120)]
+    rows += [(who, Submission("x", "graded", one.items, (), "02_second")) for who, one in rows]
+    write_gradebook(tmp_path, rows, Course())
+    page, _, _ = opened(tmp_path / "index.html", viewport={"width": 500, "height": 800})
+    page.get_by_role("navigation").get_by_role("link", name="Chapter 2").click()
+    heading = page.get_by_role("heading", name="Chapter 2")
+    assert 0 <= heading.bounding_box()["y"] < 100
+    room = page.get_by_role("region", name="Chapter 2")
+    room.evaluate("(room) => room.scrollTo(200, 1500)")
+    place, head = room.bounding_box(), room.locator("thead th").first.bounding_box()
+    assert place["height"] <= 800 and abs(head["y"] - place["y"]) < 4 and abs(head["x"] - place["x"]) < 4
+    row = room.locator("tbody th", has_text="learner119").bounding_box()
+    assert abs(row["x"] - place["x"]) < 4, "the names stay in sight, too"
+
+
 def test_nothing_of_a_hand_in_runs_even_if_it_got_in(folder, opened):
     """The policy is what stands when the escaping fails: put the hand-in's text into the page as markup."""
     page, _, _ = opened(folder / "index.html")
