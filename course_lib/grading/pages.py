@@ -42,7 +42,8 @@ nav { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: .75rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 caption { text-align: left; padding: .5rem .6rem; color: var(--muted); }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
-thead th { background: var(--panel); vertical-align: bottom; position: sticky; top: 0; z-index: 1; } tbody tr:last-child > * { border-bottom: 0; }
+thead th { background: var(--panel); vertical-align: bottom; position: sticky; top: 0; z-index: 1; }
+tbody tr:last-child > * { border-bottom: 0; }
 tbody th { font-weight: 600; background: var(--paper); overflow-wrap: anywhere; min-width: 9rem; max-width: 16rem; }
 table.wide tbody th, table.wide thead th:first-child { position: sticky; left: 0; }
 table.wide thead th:first-child { z-index: 2; }
