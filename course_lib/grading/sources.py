@@ -15,8 +15,8 @@ __all__ = [
     "needed",
     "parses",
     "plain",
-    "reachable",
     "same",
+    "share_a_line",
     "used",
 ]
 
@@ -39,7 +39,7 @@ def clean(source: str) -> str:
     lines = source.split("\n")
     for node in tree.body:
         if _is_ours(node) and node.end_lineno is not None:
-            others = [other for other in tree.body if other is not node and _share_a_line(node, other)]
+            others = [other for other in tree.body if other is not node and share_a_line(node, other)]
             if not others:
                 lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     return "\n".join(lines)
@@ -132,88 +132,6 @@ def joined(sources: Sequence[str]) -> str | None:
     return whole if parses(whole) else None
 
 
-def reachable(sources: Sequence[str], start: set[str], lent: Sequence[str] = ()) -> list[str]:
-    """Sources without the functions that neither the names in `start` nor any other line speaks of, as plain Python.
-
-    `lent`: more sources, of which only what is spoken of counts. A word in a text counts as speaking of it. What does
-    not parse stays whole, and all does where a line may reach any name (`globals()`).
-    """
-    sources, lent = list(map(plain, sources)), list(map(plain, lent))
-    trees = [_parse(source) for source in sources]
-    own = [node for tree in trees if tree for node in tree.body if _plain(node)]
-    gifts = [gift for source in lent for gift in _gifts(source)]
-    if any(tree and _reaches_all(tree) for tree in [*trees, *map(_parse, lent)]):
-        return [*sources, *lent]
-    words = set(start)
-    for tree, source in zip(trees, sources, strict=True):
-        words |= _words(*(node for node in tree.body if start and not _plain(node))) if tree else used(source)
-    left: list[tuple[str, ast.AST]] = [(node.name, node) for node in own] + gifts  # type: ignore[attr-defined]
-    while more := [one for one in left if one[0] in words]:
-        left = [one for one in left if one[0] not in words]
-        words |= _words(*(node for _, node in more))
-    dropped = {id(node) for _, node in left}
-    found = []
-    for tree, source in zip(trees, sources, strict=True):
-        lines = source.split("\n")
-        for node in tree.body if tree and start else []:
-            alone = not any(other is not node and _share_a_line(node, other) for other in tree.body)  # type: ignore[union-attr]
-            if id(node) in dropped and node.end_lineno is not None and alone:
-                lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
-        found.append("\n".join(lines))
-    return [*found, *(ast.unparse(node) for _, node in gifts if id(node) not in dropped)]
-
-
-def _gifts(source: str) -> list[tuple[str, ast.AST]]:
-    """What another cell may use of a cell, by name: its functions, classes, imports, and what it binds."""
-    tree = _parse(source)
-    found: list[tuple[str, ast.AST]] = []
-    for node in tree.body if tree else []:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.append((node.name, node))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for one in node.names:
-                single = ast.Import([one]) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, [one], 0)
-                found.append(((one.asname or one.name).split(".")[0], single))
-        else:
-            found += [(name, node) for name in defined(ast.unparse(node))]
-    return found
-
-
-_ANY_NAME = {"globals", "locals", "vars", "eval", "exec", "get_ipython", "__builtins__"}
-_ANY_PART = {"__dict__", "__globals__", "f_globals", "f_locals", "user_ns", "modules"}
-
-
-def _reaches_all(tree: ast.Module) -> bool:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in _ANY_NAME:
-            return True
-        if isinstance(node, ast.Attribute) and node.attr in _ANY_PART:
-            return True
-        if "__main__" in (getattr(node, "name", None), getattr(node, "value", None)):
-            return True
-    return False
-
-
-def _plain(node: ast.stmt) -> bool:
-    """A definition whose body runs only when it is called by its name."""
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
-
-
-def _words(*nodes: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for node in nodes:
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name):
-                found.add(inner.id)
-            elif isinstance(inner, ast.Attribute):
-                found.add(inner.attr)
-            elif isinstance(inner, ast.alias):
-                found.add(inner.name)
-            elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                found.update(re.findall(r"\w+", inner.value))
-    return found
-
-
 def same(one: str, two: str) -> bool:
     """Whether two sources are the same but for blank lines, comments and space at line ends."""
     return _essence(one) == _essence(two)
@@ -285,5 +203,6 @@ def _is_ours(node: ast.stmt) -> bool:
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _OURS
 
 
-def _share_a_line(one: ast.stmt, two: ast.stmt) -> bool:
+def share_a_line(one: ast.stmt, two: ast.stmt) -> bool:
+    """Whether two statements stand on a line together."""
     return one.lineno <= (two.end_lineno or two.lineno) and two.lineno <= (one.end_lineno or one.lineno)

@@ -16,6 +16,7 @@ from nbformat.v4 import new_code_cell
 from course_lib.grading.assignment import Assignment, Item
 from course_lib.grading.handins import HandIn, HandInCell
 from course_lib.grading.notebook import course_of, grade_of
+from course_lib.grading.reach import reachable
 from course_lib.grading.release import release
 from course_lib.grading.sources import (
     calls_only,
@@ -26,7 +27,6 @@ from course_lib.grading.sources import (
     joined,
     needed,
     parses,
-    reachable,
     same,
     used,
 )
@@ -65,15 +65,12 @@ class Spliced:
     notes: list[str]
 
     def searched(self, name: str) -> list[str]:
-        """The sources in which a forbidden name counts against an exercise: its own and the helpers that it uses.
-
-        A helper may also stand in another exercise's answer.
-        """
+        """The sources in which a forbidden name counts against an exercise: its own, and what it uses."""
         item = self.items[name]
         graded = [(course_of(cell)["graded"], cell.source) for cell in self.notebook.cells]
         lent = [source for about, source in graded if about["role"] == "answer" and about["item"] != name]
         check = next(cell for cell in self.notebook.cells if _is_check(cell, name))
-        return reachable([*item.sources, *self.extras], checked_names(check.source), lent)
+        return reachable(item.sources, checked_names(check.source), [*lent, *self.extras])
 
 
 def splice(assignment: Assignment, handin: HandIn) -> Spliced:
