@@ -354,7 +354,7 @@ def solutions(tmp_path, monkeypatch):
 
 def test_hints_come_one_at_a_time(solutions, capsys):
     h = hint("unequal-tokens")
-    assert "course hint 03.2" in capsys.readouterr().out
+    assert "python3 start.py hint 03.2" in capsys.readouterr().out
     assert "idea" not in h._text.value
     h.next()
     assert "idea" in h._text.value and "where" not in h._text.value

@@ -97,7 +97,7 @@ class Hints(Shown):
         self._text.value = f'<div role="status">{lines}{more}</div>' if lines or more else ""
 
     def _show(self) -> None:
-        command = f"course hint {self._found.position or self.exercise}"
+        command = f"python3 start.py hint {self._found.position or self.exercise}"
         face = (
             '<div class="course-hints course-static"><p><i>Stuck? Run this cell for a hint, or type '
             f"<code>{command}</code> in a terminal.</i></p></div>"
