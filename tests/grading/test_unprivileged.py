@@ -115,4 +115,4 @@ def test_a_whole_hand_in(home: Path, tier: str) -> None:
     for one in left:
         one.kill()
     assert list((home / "tmp").iterdir()) == []
-    assert left == [] or tier == "plain", "without forks, what drops its mark is not found"
+    assert left == []
