@@ -48,7 +48,7 @@ def grade_main(argv: list[str]) -> int:
     parser.add_argument("--html", type=Path, metavar="DIR", help="write web pages: your own, or a class's gradebook")
     parser.add_argument("--gradescope", type=Path, metavar="OUT", help="write Gradescope's results.json (several: DIR)")
     add_class_options(parser)
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)  # paths may stand among the options
     if not options.timeout > 0:
         parser.error("--timeout must be above 0")
     from course_lib.grading import own

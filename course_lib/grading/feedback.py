@@ -44,17 +44,22 @@ def whose_cases(submission: Submission) -> str:
     )
 
 
-def write_feedback(folder: Path, learner: str, submissions: Sequence[Submission], course: Course | None = None) -> Path:
+def write_feedback(
+    folder: Path, learner: str, submissions: Sequence[Submission], course: Course | None = None, name: str = ""
+) -> Path:
     """Write the learner's page into the folder; its path. With the learner "" it is your own page, `index.html`.
 
+    `name`: what the roster calls the learner, beside the id.
     Your own page has the notes of the grading. A page of a class leaves them out: they are for the one who teaches.
     """
     course = course or Course()
     rows = [(learner, one) for one in submissions]
     parts = [_part(one, sheet.title, course, bool(learner)) for sheet in sheets(rows, course) for _, one in sheet.rows]
-    title = f"Feedback: {' '.join(plain(learner).split())}" if learner else "Your exercises"
-    most = sum(one.max_score for one in submissions)
+    who = " ".join(plain(f"{name} ({learner})" if name and name != learner else learner).split())
+    title = f"Feedback: {who}" if learner else "Your exercises"
+    most = sum(_worth(one, course) for one in submissions)
     total = sum(one.score for one in submissions)
+    absent = sum(one.status == "missing" for one in submissions)
     page = render(
         _PAGE,
         title=title,
@@ -64,17 +69,24 @@ def write_feedback(folder: Path, learner: str, submissions: Sequence[Submission]
         parts=parts,
         total=total,
         most=most,
-        pieces="hand-ins" if learner else "notebooks",
+        present=len(parts) - absent,
+        absent=absent,
     )
     path = folder / page_name(learner)
     write_file(path, page)
     return path
 
 
+def _worth(one: Submission, course: Course) -> float:
+    """Points that a hand-in could have, also one that is missing or cannot be read."""
+    assignment = course.assignment(one.assignment)
+    return one.max_score or (sum(item.points for item in assignment.items) if assignment else 0.0)
+
+
 def _part(one: Submission, title: str, course: Course, classroom: bool) -> dict[str, Any]:
     assignment = course.assignment(one.assignment)
     hinted = {item.id for item in assignment.items if item.hints} if assignment else set()
-    items = [_item(item, course, item.id in hinted) for item in one.items]
+    items = [_item(item, course, item.id in hinted, classroom) for item in one.items]
     onward = ahead(one.items)
     notes = [] if classroom or not one.items else [plain(flag, 400) for flag in one.flags]
     if one.items and one.status != "graded" and classroom:
@@ -92,8 +104,9 @@ def _part(one: Submission, title: str, course: Course, classroom: bool) -> dict[
     }
 
 
-def _item(item: GradedItem, course: Course, hinted: bool) -> dict[str, Any]:
-    kind = outcome(item)
+def _item(item: GradedItem, course: Course, hinted: bool, classroom: bool) -> dict[str, Any]:
+    kind, words = outcome(item), f"hint {item.position}"
+    command = f"python3 start.py {words}" if classroom else to_type(words)  # a class has what we gave out
     belief = course.belief(item.id, item.misconception) if item.misconception and kind != "passed" else ""
     return {
         "item": item,
@@ -101,7 +114,7 @@ def _item(item: GradedItem, course: Course, hinted: bool) -> dict[str, Any]:
         "tone": _TONE.get(kind, "bad"),
         "message": plain(item.message, 4000) if item.status != "passed" or kind != "passed" else "",
         "belief": belief,
-        "hint": to_type(f"hint {item.position}") if hinted and kind != "passed" else "",
+        "hint": command if hinted and kind != "passed" else "",
     }
 
 
@@ -109,8 +122,8 @@ _PAGE = """{% extends "base" %}
 {% block main %}
 <h1>{{ heading }}</h1>
 <p class="muted">{{ course }}</p>
-{% if parts | length > 1 %}<p><b>{{ total | number }}</b> of {{ most | number }} points in {{ parts | length }}\
- {{ pieces }}.</p>
+{% if parts | length > 1 %}<p><b>{{ total | number }}</b> of {{ most | number }} points, {{ present }} of\
+ {{ parts | length }} notebooks {{ "handed in" if absent else "graded" }}.</p>
 {% endif %}
 {% for part in parts %}
 <h2>{{ part.title }}</h2>

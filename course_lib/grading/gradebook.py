@@ -130,7 +130,8 @@ def write_gradebook(
     for learner, one in rows:
         mine[learner].append(one)
     for learner in learners:
-        write_feedback(folder / "feedback", learner, mine[learner], course)
+        known = (people or {}).get(learner)
+        write_feedback(folder / "feedback", learner, mine[learner], course, known.name if known else "")
     found = sheets(rows, course)
     parts = [_part(sheet, course, pages) for sheet in found]
     graded = sorted(one.score / most for _, one, most in _graded(found))

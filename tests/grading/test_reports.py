@@ -324,7 +324,10 @@ def test_a_page_of_feedback_holds_its_learners_results_and_no_flags(
     assert "bob" not in page.text and flag not in page.text and "20611" not in page.text
     assert "0 of 10 points, graded on cases that only the grader runs" in page.text
     assert "case 1 of 3: not so [adds-instead]" in page.text and "Twice is plus two." in page.text
-    assert "Next: 90.1 The double" in page.text and "course hint 90.1" in page.text
+    assert "Next: 90.1 The double" in page.text and "python3 start.py hint 90.1" in page.text
+    absent = Submission("x", "missing", flags=("nothing was handed in",), assignment="90_fixture")
+    named = Page(write_feedback(tmp_path / "named", "ann", [ALL, absent], course, "Ann Li"))
+    assert "Feedback: Ann Li (ann)" in named.text and "10 of 20 points, 1 of 2 notebooks handed in" in named.text
     own = Page(write_feedback(tmp_path / "own", "", [mine], course))
     assert flag in own.text and (tmp_path / "own" / "index.html").exists()
     broken = Page(write_feedback(tmp_path, "li", [EMPTY], course))
