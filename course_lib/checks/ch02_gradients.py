@@ -121,6 +121,8 @@ def clip_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     for grad, after in zip(grads, returned["grads"], strict=True):
         if (grad is None) != (after is None):
             return Wrong("a parameter without a gradient must stay without one: no gradient is not a zero gradient")
+        if grad is not None and after is not None and after.shape != grad.shape:
+            return Wrong(f"a gradient of shape {tuple(grad.shape)} has become one of shape {tuple(after.shape)}")
     if not math.isfinite(norm):
         return _clip_not_finite(case, returned)
     got, right = _flat(returned["grads"]), _flat(grads) * min(1.0, limit / max(norm, 1e-30))

@@ -190,7 +190,7 @@ def fit_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if any(size < 1 or not size.is_integer() for size in tried):
         return Wrong("`fits` was asked about a micro-batch that is not a whole number of at least 1")
     if right is None:
-        if "raised" in returned:
+        if returned.get("raised") is True:
             return None
         if "other" in returned:
             return Wrong(

@@ -63,6 +63,8 @@ def stochastic_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
         return Wrong(returned["form"], form=True)
     if returned["dtype"] != "torch.bfloat16" or returned["shape"] != list(case["weight"].shape):
         return Wrong(f"the new weights are {returned['dtype']} {tuple(returned['shape'])}: want bfloat16, one a weight")
+    if list(returned["values"].shape) != returned["shape"]:
+        return Wrong("what the check recorded has fewer values than weights")
     shares: list[tuple[float, float, str]] = []  # share that went away from zero, the right one, in words
     for row, values in enumerate(returned["values"]):
         w, c = float(case["weight"][row, 0]), float(case["change"][row, 0])

@@ -110,6 +110,8 @@ def _form(returned: Any, count: int) -> Wrong | None:
         if returned["kind"] == "nothing":
             return Wrong("nothing came back. Does the function end in a `return`?", form=True)
         return Wrong(f"a list of pairs is wanted, one for each boundary; {returned['kind']} came back", form=True)
+    if not isinstance(returned, list):
+        return Wrong(f"a list of pairs is wanted, one for each boundary; {kind(returned)} came back", form=True)
     if len(returned) != count:
         return Wrong(f"{count + 1} stages have {count} boundaries; {len(returned)} rows came back", form=True)
     for row in returned:

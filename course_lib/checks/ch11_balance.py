@@ -172,6 +172,8 @@ def balance_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if "counts" in case:
         return _wrong_step(case, returned["bias"])
     loads = np.asarray(returned["loads"].tolist(), dtype=np.float64)
+    if loads.shape != (8,) or loads.sum() != sum(2 * len(batch) for batch in case["batches"][STEPS - 20 :]):
+        return Wrong("the experts' tokens of the last steps do not add up: two of the experts 0 to 7 for each token")
     worst = loads.max() / loads.mean()
     if worst <= LIMIT:
         return None

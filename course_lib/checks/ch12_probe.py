@@ -108,6 +108,8 @@ ALARMS = {
 def probe_judge(case: Case, returned: Any) -> Wrong | None:
     """Exact. Of honest models nothing moves by more than 2e-5, of the others something moves by 1e-3."""
     names = [name for name, _ in case["models"]]
+    if not all(isinstance(one, bool) for pair in returned for one in pair):
+        return Wrong("the probe says True or False, of the future and of the batch", form=True)
     said = dict(zip(names, returned, strict=True))
     if names[0] in SPOTS:
         return wrong_spots(said)

@@ -131,6 +131,8 @@ def kahan_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     found = np.asarray(returned["weights"].numpy(), dtype=np.float64)
     exact = case["weight"].astype(np.float64) + np.cumsum(case["updates"].astype(np.float64), axis=0)
     size = np.maximum(np.abs(exact).max(0), np.abs(case["weight"]))
+    if found.shape != exact.shape or tuple(returned["lost"].shape) != exact.shape[1:]:
+        return Wrong(f"the weights of {len(exact)} steps have another shape than the updates, or `lost` has")
     error = np.abs(found - exact).max(0) / size
     lost = returned["lost"].numpy().astype(np.float64)
     beside, other = ((np.abs(found[-1] + sign * lost - exact[-1]) / size).max() for sign in (1, -1))

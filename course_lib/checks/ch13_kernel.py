@@ -247,7 +247,9 @@ def kernel_run(answer: Callable[..., Any], case: Case) -> list[bool]:
 def kernel_judge(case: Case, returned: Any) -> Wrong | None:
     """Exact. Right kernels are off by less than n x 2^-24 of the sum of the sizes; of each wrong one there are inputs
     within the text's rules where it is off by ten times that and more."""
-    said = {name: bool(ok) for (name, _), ok in zip(case["kernels"], returned, strict=True)}
+    if not all(isinstance(ok, bool) for ok in returned):
+        return Wrong("your test says True or False of each kernel", form=True)
+    said = {name: ok for (name, _), ok in zip(case["kernels"], returned, strict=True)}
     number = {name: f"kernel {place} of {len(said)}" for place, (name, _) in enumerate(case["kernels"], start=1)}
     refused = [name for name in RIGHT if not said[name]]
     accepted = [name for name in WRONG if said[name]]

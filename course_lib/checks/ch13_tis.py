@@ -170,6 +170,8 @@ def tis_judge(case: Case, returned: dict[str, Any]) -> Wrong | None:
     if loss.numel() != 1:
         return Wrong(f"one number is wanted; yours has the shape {tuple(loss.shape)}", form=True)
     value = float(loss)
+    if returned["grad"] is not None and tuple(returned["grad"].shape) != tuple(case["trainer"].shape):
+        return Wrong(f"the gradient has the shape {tuple(returned['grad'].shape)}, not that of the log-probabilities")
     if not case["mask"].any():
         if value == 0 and (returned["grad"] is None or not np.any(returned["grad"].numpy())):
             return None

@@ -216,6 +216,8 @@ MISSES = {
 def step_judge(case: Case, returned: Any) -> Wrong | None:
     """Exact: no step is between 99% and 130% of the bound, and rounding is below 1% of it."""
     wrong = []
+    if not all(isinstance(said, bool) for said in returned):
+        return Wrong("`impossible` returns True or False for each step", form=True)
     for step, said in zip(case["steps"], returned, strict=True):
         far, bound = farthest(step), most(tuple(step["betas"]))
         if bool(said) != (math.isnan(far) or far > bound):

@@ -304,7 +304,17 @@ def _same(one: Case, other: Case) -> bool:
     return repr(tree) == repr(tree2) and bits[0] == bits[1]
 
 
+def _complex(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_complex, value.values()))
+    if isinstance(value, list | tuple | set):
+        return any(map(_complex, value))
+    return isinstance(value, complex) or (hasattr(value, "is_complex") and bool(value.is_complex()))
+
+
 def _judge(exercise: Exercise, case: Case, returned: Any) -> Wrong | None:
+    if _complex(returned):  # most comparisons would drop the imaginary part
+        return Wrong("complex numbers came back; real ones are wanted")
     try:
         return exercise.judge(case, returned)
     except Exception as error:
