@@ -5,22 +5,26 @@
 {"cells": [...], "started": id, "records": folder, "seconds": s, "kernel": s}. The records stay until the next wish.
 """
 
+import contextlib
 import json
 import math
 import os
 import shutil
+import signal
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import psutil
 
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 
 from course_lib.grading.isolation import linux
 from course_lib.grading.isolation.cold import ColdNursery, nursery_for
 from course_lib.grading.isolation.tiers import TIERS
-from course_lib.grading.isolation.warm import Limits, Nursery
+from course_lib.grading.isolation.warm import Limits, Nursery, remove
 
 __all__ = ["main", "serve"]
 
@@ -64,13 +68,40 @@ def serve(nursery: Nursery | ColdNursery, wish: dict[str, Any], desk: Path) -> d
     }
 
 
+_folders: list[Path] = []
+"""What the grader and this worker keep on the disk."""
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    """The grader was killed: end all that runs below this process, orphans too, and remove what both kept."""
+    for _round in range(200):
+        left = psutil.Process().children(recursive=True)
+        for one in left:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not left:
+            break
+        time.sleep(0.01)
+    for folder in _folders:
+        remove(folder)
+    os._exit(1)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Answer wishes on stdin until it ends."""
     tier, library = sys.argv[1:] if argv is None else argv
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    linux.die_with_parent()
+    if hasattr(signal, "SIGTERM"):
+        signal.signal(signal.SIGTERM, _leave)
+    linux.die_with_parent(signal.SIGTERM)
+    linux.adopt_orphans()
+    _folders.append(Path(library).parent)
     with nursery_for(TIERS[tier], Path(library)) as nursery:
+        _folders.append(nursery.folder)
         desk = nursery.folder / "desk"
         desk.mkdir()
         answers.write(json.dumps({"ready": True}) + "\n")

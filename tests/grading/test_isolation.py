@@ -135,8 +135,6 @@ def test_no_folder_of_the_warm_process_comes_to_light(
     )
     answer(solved, "double", lift + right("double"))
     found = grader.grade("x", hand_in(solved))
-    if "AssertionError: [b'/" in found.items[0].message:
-        pytest.xfail("a kernel has every right in its own namespaces")
     assert [item.status for item in found.items] == ["passed"] * 4, found.items
 
 

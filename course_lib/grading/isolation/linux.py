@@ -24,6 +24,7 @@ __all__ = [
     "adopt_orphans",
     "bind",
     "die_with_parent",
+    "drop_rights",
     "enter",
     "loopback_up",
     "mount",
@@ -38,7 +39,7 @@ USER = 1000
 """Who learner code is, behind the walls."""
 
 _READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _NO_ATIME, _BIND = 1, 2, 4, 32, 1024, 4096
-_RECURSIVE, _PRIVATE, _DETACH, _DEATH_SIGNAL, _ADOPT = 16384, 1 << 18, 2, 1, 36
+_RECURSIVE, _PRIVATE, _DETACH, _DEATH_SIGNAL, _ADOPT, _NO_NEW = 16384, 1 << 18, 2, 1, 36, 38
 _REL_ATIME, _ST_RELATIME = 1 << 21, 4096
 
 
@@ -96,10 +97,17 @@ def switch_root(new: Path) -> None:
     os.rmdir("/.old")
 
 
-def die_with_parent() -> None:
-    """This process is killed when the one that started it ends."""
+def die_with_parent(by: int = signal.SIGKILL) -> None:
+    """This process gets a signal when the one that started it ends."""
     if sys.platform == "linux":
-        _call("prctl", _DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        _call("prctl", _DEATH_SIGNAL, by, 0, 0, 0)
+
+
+def drop_rights() -> None:
+    """This process, and what it starts, may not mount or unmount, nor gain rights by a program."""
+    if sys.platform == "linux":
+        _call("capset", struct.pack("Ii", 0x2008_0522, 0), bytes(24))  # version 3, this thread; no right at all
+        _call("prctl", _NO_NEW, 1, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

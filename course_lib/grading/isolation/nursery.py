@@ -156,6 +156,8 @@ def _kernel(wish: dict[str, Any]) -> None:
         most = resource.getrlimit(which)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(which, (value, value))
+    if wish["walls"]:
+        linux.drop_rights()
     os.environ.clear()
     os.environ.update(wish["environment"])
     for name in ("HOME", "TMPDIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):

@@ -30,6 +30,8 @@ __all__ = ["Limits", "Nursery", "WarmKernel"]
 
 MARK = "COURSE_GRADE_MARK"
 MOST_FILES = 20_000
+LONGEST_SOCKET = 103
+"""Bytes that the path of a unix socket may have: 107 on Linux, 103 on macOS."""
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
 
 
@@ -57,6 +59,9 @@ class Nursery:
 
     def __enter__(self) -> "Nursery":
         self.folder = Path(mkdtemp(prefix="course-grade-")).resolve()
+        if len(os.fsencode(self.folder / "room" / "k-5")) > LONGEST_SOCKET and Path("/tmp").is_dir():
+            self.folder.rmdir()
+            self.folder = Path(mkdtemp(prefix="course-grade-", dir="/tmp")).resolve()
         for name in ("room", "root"):
             (self.folder / name).mkdir()
         self._start()
