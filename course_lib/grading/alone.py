@@ -4,6 +4,7 @@ import builtins
 from copy import deepcopy
 from typing import Any
 
+from course_lib.grading.reach import spoken_of
 from course_lib.grading.sources import defined, used
 from course_lib.grading.splice import Spliced
 
@@ -16,30 +17,43 @@ def facts(cell: Any) -> dict[str, Any]:
 
 
 def lonely(spliced: Spliced, key: str, left_out: set[str]) -> tuple[Spliced, set[str]]:
-    """Our cells, the learner's helpers, one exercise's answer and check, and the answers of those that it builds on.
+    """Our cells, one exercise's answer and check, the answers that it builds on, and the learner's own cells they use.
 
     Their names, its own among them, come with it. `left_out`: ids of cells that are to stay away.
     """
     wanted = {key, *_built_on(spliced, key)}
+    cells = [(facts(cell), cell) for cell in spliced.notebook.cells]
+    mine = [cell.source for about, cell in cells if about["item"] in wanted and about["role"] in ("answer", "check")]
+    own = [cell for about, cell in cells if about["role"] == "extra"]
+    used_ones = spoken_of(mine, [cell.source for cell in own], _given(spliced))
+    away = left_out | {cell.id for number, cell in enumerate(own) if number not in used_ones}
     notebook = deepcopy(spliced.notebook)
     notebook.cells = [
         cell
         for cell in notebook.cells
-        if cell.id not in left_out
+        if cell.id not in away
         and (facts(cell)["item"] in (None, key) or (facts(cell)["role"] == "answer" and facts(cell)["item"] in wanted))
     ]
     return Spliced(notebook, {key: spliced.items[key]}, spliced.extras, []), wanted
 
 
 def others_before(spliced: Spliced, key: str) -> bool:
-    """Whether another answer, not the stub, ran before this one: only then can a run without it differ."""
+    """Whether something of the learner's ran before it, other than stubs: only then can a run without that differ."""
     for cell in spliced.notebook.cells:
         about = facts(cell)
         if about["item"] == key and about["role"] == "check":
             return False
+        if about["role"] == "extra":
+            return True
         if about["role"] == "answer" and about["item"] != key and not spliced.items[about["item"]].untouched:
             return True
     return False
+
+
+def _given(spliced: Spliced) -> set[str]:
+    """Names that are there without a learner: Python's, and those of our cells."""
+    ours = [cell.source for cell in spliced.notebook.cells if facts(cell)["role"] == "ours"]
+    return set(dir(builtins)).union(*map(defined, ours))
 
 
 def _built_on(spliced: Spliced, key: str) -> set[str]:
@@ -47,7 +61,7 @@ def _built_on(spliced: Spliced, key: str) -> set[str]:
     cells = [(facts(cell), cell.source) for cell in spliced.notebook.cells]
     learners = [(about, source) for about, source in cells if about["role"] in ("answer", "extra")]
     names = set().union(*(used(source) for about, source in cells if about["item"] == key))
-    given = set(dir(builtins)).union(*(defined(source) for about, source in cells if about["role"] == "ours"))
+    given = _given(spliced)
     found: set[str] = set()
     taken: set[int] = set()
     while True:  # who binds `sum` or our `torch` anew has damaged it, and nobody builds on that

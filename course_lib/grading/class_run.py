@@ -119,9 +119,15 @@ def _cache(found: Collected, folder: Path) -> Path | None:
     """
     folder = folder.resolve()
     places = [one.path.resolve() for one in found.handins]
+    places = [one for one in places if not _unpacked(one, folder)]
     if any(one.is_relative_to(folder) or folder.is_relative_to(one.parent) for one in places):
         return None
     return folder / "cases"
+
+
+def _unpacked(path: Path, folder: Path) -> bool:
+    """Whether it came out of an archive that we unpacked beside the results, where none can write outside its place."""
+    return path.is_relative_to(folder) and path.relative_to(folder).parts[0].startswith(".unpacked-")
 
 
 def _prepare(found: Collected, setting: Setting) -> tuple[list[Row], list[Task]]:

@@ -105,9 +105,7 @@ def handin_paths(names: list[str]) -> list[tuple[str, Path]]:
             found.append((name, path))
         else:
             assignment = find_assignment(name)
-            places = [work_dir() / "exercises" / assignment.path.name, work_dir() / assignment.path.name]
-            path = next((place for place in places if place.exists()), places[0])
-            found.append((assignment.name, path))
+            found.append((assignment.name, work_dir() / "exercises" / assignment.path.name))
     return found
 
 
@@ -234,7 +232,7 @@ class Grader:
         flags, items = list(problems), []
         for key, one in spliced.items.items():
             flags += [f"{key}: {note}" for note in one.notes]
-            found = _found(assignment, one, run, verdicts[key])
+            found = _found(assignment, one, run, verdicts[key], self.timeout)
             doubt = None if key in run.ended else contradiction(one, _of(run, key), verdicts[key])
             flags += [f"{key}: {doubt}"] if doubt else []
             if found.status in DOUBTED and others_before(spliced, key) and time.monotonic() < deadline:
@@ -268,7 +266,8 @@ class Grader:
         run = self._run_all(alone, cases, deadline)
         if key not in run.ended and any(name in run.ended for name in wanted):
             run.ended[key] = next(run.ended[name] for name in wanted if name in run.ended)
-        return _found(assignment, spliced.items[key], run, self._judged(assignment, alone, run, [key])[key])
+        verdict = self._judged(assignment, alone, run, [key])[key]
+        return _found(assignment, spliced.items[key], run, verdict, self.timeout)
 
     def _run_all(self, spliced: Spliced, cases: Path, deadline: float) -> Run:
         def once(notebook: NotebookNode, left: float) -> Ran:
@@ -284,12 +283,13 @@ def _of(run: Run, key: str) -> list[CellResult]:
     return [result for result in run.cells.values() if result.item == key]
 
 
-def _found(assignment: Assignment, one: SplicedItem, run: Run, verdict: dict[str, Any]) -> GradedItem:
+def _found(assignment: Assignment, one: SplicedItem, run: Run, verdict: dict[str, Any], timeout: float) -> GradedItem:
     """One exercise's row."""
     item = one.item
     mine = _of(run, item.id)
     hidden = hidden_lines(assignment.notebook.cells[item.check].source)
-    status, message, misconception = decide(one, mine, run.ended.get(item.id), verdict, hidden)
+    status, message, misconception = decide(one, mine, run.ended.get(item.id), verdict, hidden, timeout)
+    message = message.encode("utf-8", "replace").decode("utf-8")  # half a character cannot be written anywhere
     message = re.sub(r"StdinNotImplementedError: [^\n]*", "input() cannot be used in graded code", message)
     score = item.points if status == "passed" else 0.0
     case = verdict["case"] if status == "failed" else None

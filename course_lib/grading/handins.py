@@ -91,7 +91,9 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
         if any(line.startswith("<<<<<<< ") for line in text.splitlines()):
             raise HandInError(f"{path}: holds git's conflict marks (<<<<<<<); resolve them first") from None
         where = f"line {error.lineno}, column {error.colno}"
-        raise HandInError(f"{path}: is no notebook: {error.msg} at {where}; is it complete?") from None
+        raise HandInError(
+            f"{path}: is no notebook: {error.msg.removesuffix(' at')} at {where}; is it complete?"
+        ) from None
     except (RecursionError, ValueError, MemoryError) as error:
         raise HandInError(f"{path}: is no notebook: {type(error).__name__} while reading it") from None
     if not isinstance(document, dict):

@@ -26,6 +26,7 @@ from course_lib.checks.core import (
 )
 from course_lib.errors import CourseError
 from course_lib.grading.child import Child
+from course_lib.grading.isolation import linux
 
 __all__ = ["Judge", "main"]
 
@@ -70,6 +71,10 @@ class Judge:
                 f"{self.module}: its cases for seed {seed} could not be made; is the chapter's check broken?"
             )
         return answer
+
+
+MEMORY = 8 * 2**30
+"""Bytes that a judge may map, torch's 2 GiB among them: a record of nothing but brackets grows when it is read."""
 
 
 def _verdict(status: str, message: str, **more: Any) -> dict[str, Any]:
@@ -134,6 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     module = (sys.argv[1:] if argv is None else argv)[0]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    linux.limit_memory(MEMORY)
     found: list[Exercise] = importlib.import_module(module).EXERCISES
     exercises = [replace(one, cases=_made_once(one.cases)) for one in found]
     for line in sys.stdin:

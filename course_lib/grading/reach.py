@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from course_lib.grading.sources import defined, plain, share_a_line, used
 
-__all__ = ["reachable"]
+__all__ = ["reachable", "spoken_of"]
 
 
 def reachable(sources: Sequence[str], start: set[str], lent: Sequence[str] = ()) -> list[str]:
@@ -40,6 +40,33 @@ def reachable(sources: Sequence[str], start: set[str], lent: Sequence[str] = ())
     found = [_without(source, tree, idle) if tree else source for source, tree in zip(sources, trees, strict=True)]
     found += [ast.unparse(piece) for piece in pieces if id(piece) not in idle]
     return found + [source for source, tree in zip(lent, others, strict=True) if tree is None and source.strip()]
+
+
+def spoken_of(sources: Sequence[str], lent: Sequence[str], given: set[str]) -> set[int]:
+    """The numbers of those cells of `lent` that the sources speak of, also through each other.
+
+    given: names that are there without them; a cell that binds one anew (`list = 3`) is not spoken of for that. A cell
+    that may bind any name (`from x import *`, `%run`, `exec`) counts as spoken of.
+    """
+    trees = [_parse(plain(source)) for source in lent]
+    learners = {name for tree in trees if tree for node in tree.body for name in _assigned(node)}
+    words = {"*"}.union(*map(_words_of, sources))
+    found = {number for number, source in enumerate(lent) if trees[number] is None or _RUNS.search(source)}
+    found |= {number for number, source in enumerate(lent) if used(plain(source)) & _BINDS}
+    gives = [set().union(*(_gives(node, learners) for node in tree.body)) if tree else set() for tree in trees]
+    while more := {number for number, names in enumerate(gives) if names & (words - given)} - found:
+        found |= more
+        words |= set().union(*(_words_of(lent[number]) for number in more))
+    return found
+
+
+_BINDS = {"globals", "locals", "vars", "exec", "eval"}
+_RUNS = re.compile(r"^[ \t]*%(?:run|load|pylab)\b", re.MULTILINE)
+
+
+def _words_of(source: str) -> set[str]:
+    tree = _parse(plain(source))
+    return _words(*tree.body) if tree else used(source)
 
 
 def _parse(source: str) -> ast.Module | None:

@@ -58,13 +58,17 @@ def decide(
     ended: tuple[str, str] | None,
     verdict: dict[str, Any],
     hidden: list[str],
+    timeout: float,
 ) -> tuple[str, str, str | None]:
     """Status, message and misconception of one exercise. Points need both: nbval's pass and the judge's.
 
     `ended`: what ended the kernel in it (`kernel_died`, `timeout`), or that the hand-in's time was over (`late`).
-    `hidden`: the lines of its check which the learner does not have; the message holds none of them.
+    `hidden`: the lines of its check which the learner does not have; the message holds none of them. `timeout`: seconds
+    that a cell had.
     """
     status, message, misconception = _decide(one, mine, ended, verdict, bool(hidden))
+    if status == "timeout" and not message:
+        message = f"your code took more than {timeout:g} s in a cell, and was stopped"
     for line in hidden:
         message = message.replace(line, NOT_SHOWN)
     return status, message, misconception
@@ -81,7 +85,7 @@ def _decide(
         why = ended[1] if ended[1].startswith("it ") else "quit(), os._exit, a crash, or out of memory"
         return "kernel_died", f"your code ended the kernel ({why})", None
     if ended is not None or any(result.outcome == "timeout" for result in mine):
-        return "timeout", "your code took too long and was stopped", None
+        return "timeout", "", None
     check = next((result for result in mine if result.role == "check"), None)
     broken = next((result for result in mine if result.role == "answer" and result.error), None)
     if not verdict["record"]:

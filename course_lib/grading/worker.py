@@ -95,8 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     tier, library = sys.argv[1:] if argv is None else argv
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if hasattr(signal, "SIGTERM"):
-        signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _leave)
     linux.die_with_parent(signal.SIGTERM)
     linux.adopt_orphans()
     _folders.append(Path(library).parent)

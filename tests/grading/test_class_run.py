@@ -187,7 +187,7 @@ def test_another_release_is_refused_in_a_line(fake: type[Fake], handins: Callabl
 def test_no_grader_at_all_is_one_line(
     handins: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, material: Path
 ) -> None:
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise CourseError("no worker could be started")
 
     monkeypatch.setattr(team, "Grader", broken)

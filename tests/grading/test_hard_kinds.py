@@ -240,6 +240,14 @@ def test_damage(graded: Grade, solved: Any, what: str) -> None:
     assert statuses(found)[1:] == ["passed"] * 3, (found.items, found.flags)
 
 
+@pytest.mark.parametrize("what", sampled(DAMAGE))
+def test_damage_in_a_cell_of_no_exercise(graded: Grade, solved: Any, what: str) -> None:
+    """What no answer uses is not there when an exercise is run alone."""
+    solved.cells.insert(solved.cells.index(cell_of(solved, "double")), new_code_cell(DAMAGE[what]))
+    found = graded(solved, timeout=6)
+    assert statuses(found) == ["passed"] * 4, (found.items, found.flags)
+
+
 @pytest.mark.parametrize("what", sampled(ENDS))
 def test_ends(graded: Grade, solved: Any, what: str) -> None:
     answer(solved, "total", right("total").replace("    return", f"    {ENDS[what]}\n    return"))

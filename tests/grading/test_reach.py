@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_lib.grading.reach import reachable
+from course_lib.grading.reach import reachable, spoken_of
 
 ANSWER = "def my(values):\n    x = len(values)\n    return x\n"
 CHEATING = "def my(values):\n    return CHEAT\n"
@@ -73,6 +73,14 @@ def test_a_function_beside_the_answer_counts_when_it_is_called() -> None:
     assert not counts(ANSWER + beside)
     assert counts(ANSWER.replace("return x", "return tried()") + beside)
     assert counts(ANSWER + "\nlibrary.SECRET\n")  # a line of the answer's own cell
+
+
+def test_cells_that_an_exercise_speaks_of() -> None:
+    """A cell binds a name that is used, or what such a cell uses; damage to what is there anyway is no help."""
+    cells = ["scale = 3", "def helper(x):\n    return x * scale", "list = 3", "import torch\ntorch.seed = None"]
+    cells += ["from tools import *", "exec('y = 1')", "get_ipython().user_ns.clear()", "other = 4"]
+    spoken = spoken_of(["def my(x):\n    return list(helper(x))"], cells, {"list", "torch"})
+    assert spoken == {0, 1, 4, 5}
 
 
 def test_what_does_not_parse_stays_whole() -> None:

@@ -4,7 +4,6 @@ Python 3.11 has none of them. Numbers are those of <linux/sched.h> and <linux/mo
 """
 
 import ctypes
-import fcntl
 import os
 import signal
 import socket
@@ -26,6 +25,7 @@ __all__ = [
     "die_with_parent",
     "drop_rights",
     "enter",
+    "limit_memory",
     "loopback_up",
     "mount",
     "read_only",
@@ -97,10 +97,18 @@ def switch_root(new: Path) -> None:
     os.rmdir("/.old")
 
 
-def die_with_parent(by: int = signal.SIGKILL) -> None:
-    """This process gets a signal when the one that started it ends."""
+def die_with_parent(by: int | None = None) -> None:
+    """This process gets a signal when the one that started it ends: SIGKILL, or another one."""
     if sys.platform == "linux":
-        _call("prctl", _DEATH_SIGNAL, by, 0, 0, 0)
+        _call("prctl", _DEATH_SIGNAL, by or signal.SIGKILL, 0, 0, 0)
+
+
+def limit_memory(size: int) -> None:
+    """This process may map so many bytes, and no more."""
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def drop_rights() -> None:
@@ -118,6 +126,8 @@ def adopt_orphans() -> None:
 
 def loopback_up(names: Sequence[str] = ("lo",)) -> None:
     """In a new network namespace: 127.0.0.1 can be reached, and nothing else."""
+    import fcntl  # not on Windows, where this module is imported too
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         for name in names:
             request = struct.pack("16sH14s", name.encode(), 0, b"")
