@@ -126,8 +126,8 @@ def parses(source: str) -> bool:
 
 def joined(sources: Sequence[str]) -> str | None:
     """The pieces of a cell that was cut within a statement as one; None when each is whole, or they make none."""
-    if len(sources) < 2 or all(map(parses, sources)):
-        return None
+    if len(sources) < 2 or all(map(parses, sources)) or any(map(_OTHER.match, sources)):
+        return None  # behind a line like `%%bash` anything parses
     whole = "\n".join(sources)
     return whole if parses(whole) else None
 

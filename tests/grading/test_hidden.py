@@ -40,9 +40,9 @@ def test_no_message_holds_it(record: bool, status: str) -> None:
     verdict |= {"misconception": None, "case": 1, "ran": record}
     failed = cell("check", "AssertionError", "the secret is minus seven")
     for result in (failed, cell("check", "KeyError", HIDDEN[0]), cell("check", None, "")):
-        _, message, _ = decide(one, [result], None, verdict, hidden_lines(SOURCE))
+        _, message, _ = decide(one, [result], None, verdict, hidden_lines(SOURCE), 60)
         assert message and "secret" not in message and "[14" not in message, message
-    _, message, _ = decide(one, [failed], None, verdict | {"status": "passed"}, [])
+    _, message, _ = decide(one, [failed], None, verdict | {"status": "passed"}, [], 60)
     assert "secret" in message, "a check that hides nothing is quoted"
 
 

@@ -102,6 +102,7 @@ class Nursery:
             ),
             ready=self.patience,
             sorry=lambda: f"no kernel could be started ({self.tier.name}): {self._log()}",
+            patience_to_end=2,
             stderr=log,
             env=environment,
             cwd="/",
@@ -140,11 +141,11 @@ class Nursery:
     def _stop(self) -> None:
         left = self.processes()
         child, self._child = self._child, None
+        if child is not None:
+            child.stop()
         for one in left:
             with contextlib.suppress(psutil.Error, OSError):
                 one.kill()
-        if child is not None:
-            child.stop()
 
 
 class WarmKernel:
