@@ -5,7 +5,7 @@
 Light hand-ins: the right answers of the four exercises of the tests' own assignment, which need no torch; what is timed
 is the grader. Then the same with one chapter of the course (3 hand-ins of it), where the answers' own work weighs more.
 Both graders get the same notebooks. nbgrader grades in one process, as it always does; ours has --jobs workers.
-Overhead: seconds of one grader for a hand-in, less the seconds that its cells took, by our own clock inside the kernel.
+Overhead: seconds of one grader for a hand-in, less the seconds from each cell's being sent to its last output.
 """
 
 import argparse
@@ -54,18 +54,21 @@ def light(folder: Path) -> tuple[Path, Path]:
 
 def ours(solved: Path, count: int, jobs: int, tier: str) -> dict[str, float]:
     """Seconds for so many copies of a hand-in, all workers warm; and of one worker alone what is not its cells'."""
-    graders = [Grader(tier=tier_named(tier)) for _ in range(jobs)]
+    cells: list[float] = []
+    seen = lambda _, ran: cells.append(sum(one.seconds for one in ran.cells.values()))
+    graders = [Grader(tier=tier_named(tier), observer=seen) for _ in range(jobs)]
     try:
         for grader in graders:
             grader.__enter__()
             grader.grade("warm-up", solved)
         alone, inside = [], []
         for number in range(8):
+            cells.clear()
             start = time.perf_counter()
             found = graders[0].grade(f"alone-{number}", solved)
             assert found.score == found.max_score > 0, found
             alone.append(time.perf_counter() - start)
-            inside.append(sum(item.seconds for item in found.items))
+            inside.append(sum(cells))
         before = resident()
         start = time.perf_counter()
         with ThreadPoolExecutor(jobs) as pool:
