@@ -25,6 +25,7 @@ _OF_GRADING = (
     "isolation/__init__.py",
     "isolation/nursery.py",
     "isolation/linux.py",
+    "isolation/reap.py",
     "isolation/restore.py",
 )
 _CHAPTER = re.compile(r"ch\d\d\w*")

@@ -57,7 +57,7 @@ def own_places(names: Sequence[str]) -> list[tuple[str, Path]]:
         elif path.exists() or path.suffix == ".ipynb":
             places = [(name, path)]
         else:
-            places = [(one, _exercises(place)) for one, place in handin_paths([_chapter_named(name)])]
+            places = handin_paths([_chapter_named(name)])
         for one, place in places:
             _no_page(place)
             found.setdefault(place.resolve(), (one, place))
@@ -99,11 +99,6 @@ def _meant(name: str, stems: Sequence[str]) -> str:
     if full:
         return f"; did you mean {to_type(f'grade {full[:2]}')} ({full})?"
     return f"; {to_type('syllabus')} lists the chapters"
-
-
-def _exercises(path: Path) -> Path:
-    """Where a chapter's exercises belong, when what was found for its number is the chapter that is read."""
-    return work_dir() / "exercises" / path.name if path.resolve().parent == work_dir().resolve() else path
 
 
 def _no_page(path: Path) -> None:

@@ -5,7 +5,6 @@
 {"cells": [...], "started": id, "records": folder, "seconds": s, "kernel": s}. The records stay until the next wish.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -17,12 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
-
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 
 from course_lib.grading.isolation import linux
 from course_lib.grading.isolation.cold import ColdNursery, nursery_for
+from course_lib.grading.isolation.reap import end_below
 from course_lib.grading.isolation.tiers import TIERS
 from course_lib.grading.isolation.warm import Limits, Nursery, remove
 
@@ -74,17 +72,7 @@ _folders: list[Path] = []
 
 def _leave(number: int, _: object) -> NoReturn:
     """The grader was killed: end all that runs below this process, orphans too, and remove what both kept."""
-    for _round in range(200):
-        left = psutil.Process().children(recursive=True)
-        for one in left:
-            with contextlib.suppress(psutil.Error):
-                one.kill()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not left:
-            break
-        time.sleep(0.01)
+    end_below()
     for folder in _folders:
         remove(folder)
     os._exit(1)

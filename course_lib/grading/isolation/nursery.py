@@ -16,13 +16,11 @@ import resource
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
-
 from course_lib.grading.isolation import linux
+from course_lib.grading.isolation.reap import end_below
 
 __all__ = ["main"]
 
@@ -66,17 +64,7 @@ class Kernel:
                     kill(self.process, signal.SIGKILL)
             _, status = os.waitpid(self.process, 0)
             self.process, self.code = 0, os.waitstatus_to_exitcode(status)
-        for _ in range(200):
-            left = psutil.Process().children(recursive=True)
-            for one in left:
-                with contextlib.suppress(psutil.Error):
-                    one.kill()
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            if not left:
-                break
-            time.sleep(0.005)
+        end_below()
 
 
 def _become(wish: dict[str, Any]) -> NoReturn:
